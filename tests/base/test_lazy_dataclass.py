@@ -14,7 +14,7 @@ from graphflow.base import lazy_dataclass as values
 from graphflow.base.argument_checks import signature_of
 
 
-def declared(dataclass: Any) -> list[type]:
+def declare_classes(dataclass: Any) -> list[type]:
     """The same classes, by one of the two."""
 
     @dataclass(frozen=True)
@@ -65,11 +65,11 @@ def declared(dataclass: Any) -> list[type]:
     return [Point, Named, Apart, Loose, Hashed, Alike, Ordered]
 
 
-def told(cls: type, *given: Any, **named: Any) -> list[Any]:
+def describe_class(cls: type, *given: Any, **named: Any) -> list[Any]:
     """What there is to see of a class and its instances."""
     one, other = cls(*given, **named), cls(*given, **named)
 
-    def tried(what: Any) -> Any:
+    def call_or_describe(what: Any) -> Any:
         try:
             return what()
         except (FrozenInstanceError, TypeError) as error:
@@ -78,25 +78,29 @@ def told(cls: type, *given: Any, **named: Any) -> list[Any]:
     return [
         str(signature_of(cls)), cls.__match_args__, [f.name for f in dataclasses.fields(cls)],
         repr(one).partition(" object at")[0], one == other, one != other, one == 3,
-        tried(lambda: hash(one) == hash(other)), dataclasses.asdict(replace(one, x=5)),
-        tried(lambda: setattr(one, "x", 3)), tried(lambda: delattr(one, "x")),
-        tried(lambda: setattr(one, "more", 3)), tried(lambda: one < other),
+        call_or_describe(lambda: hash(one) == hash(other)), dataclasses.asdict(replace(one, x=5)),
+        call_or_describe(lambda: setattr(one, "x", 3)), call_or_describe(lambda: delattr(one, "x")),
+        call_or_describe(lambda: setattr(one, "more", 3)), call_or_describe(lambda: one < other),
         copy.copy(one) == one, dataclasses.asdict(copy.deepcopy(one)),
-        tried(lambda: cls(1, 2, 3, 4, 5)),
+        call_or_describe(lambda: cls(1, 2, 3, 4, 5)),
         cls.__init__.__qualname__, cls.__init__.__module__, cls.__dataclass_params__.frozen,
     ]  # fmt: skip
 
 
 @pytest.mark.parametrize("number", range(7))
 def test_a_class_is_as_the_library_makes_it(number: int) -> None:
-    ours, theirs = (declared(way)[number] for way in (values.dataclass, dataclasses.dataclass))
-    assert told(ours, 1) == told(theirs, 1)
-    assert told(ours) == told(theirs) if number > 1 else ours(x=4, y=5).norm == 9
+    ours, theirs = (
+        declare_classes(way)[number] for way in (values.dataclass, dataclasses.dataclass)
+    )
+    assert describe_class(ours, 1) == describe_class(theirs, 1)
+    assert (
+        describe_class(ours) == describe_class(theirs) if number > 1 else ours(x=4, y=5).norm == 9
+    )
 
 
 @pytest.mark.parametrize("way", [values.dataclass, dataclasses.dataclass])
 def test_a_class_of_ours_may_be_derived_from_in_both_ways(way: Any) -> None:
-    point = declared(values.dataclass)[0]
+    point = declare_classes(values.dataclass)[0]
 
     @way(frozen=True)
     class Placed(point):  # type: ignore[misc, valid-type]
@@ -118,7 +122,7 @@ def test_a_class_of_ours_may_be_derived_from_in_both_ways(way: Any) -> None:
 
 
 def test_nothing_is_compiled_before_it_is_asked_for() -> None:
-    point = declared(values.dataclass)[0]
+    point = declare_classes(values.dataclass)[0]
     assert not inspect.isfunction(vars(point)["__init__"])
     point(1)
     assert inspect.isfunction(vars(point)["__init__"])

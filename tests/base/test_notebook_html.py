@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self.cells.append(data)
 
 
-def shown(value: Any) -> Page:
+def parse_page(value: Any) -> Page:
     page = Page(value._repr_html_())
     assert page.tags <= {"p", "b", "div", "table", "tr", "th", "td"}
     return page
@@ -46,7 +46,7 @@ def layer() -> gf.nn.Linear:
 
 def test_a_tensor_shows_its_spec_its_inputs_and_its_line() -> None:
     x = gf.placeholder("float32", (None, 3), name="x")
-    cells = shown(gf.exp(x, name="grown")).cells
+    cells = parse_page(gf.exp(x, name="grown")).cells
     assert {"exp", "x", "float32"} <= set(cells) and "grown" in cells[0]
     assert any("test_notebook_html.py" in cell for cell in cells)
 
@@ -55,7 +55,7 @@ def test_a_graph_shows_its_nodes_and_how_many_are_left_out() -> None:
     y = gf.placeholder("float32", (2,), name="x")
     for _ in range(SHOWN_ROWS + 9):
         y = gf.exp(y)
-    page = shown(gf.Graph([y]))
+    page = parse_page(gf.Graph([y]))
     assert page.cells[0] == f"Graph of {SHOWN_ROWS + 10} nodes, 1 output" and "x" in page.cells
     assert (
         page.cells[-1] == "and 10 more" and page.cells.count("exp") == SHOWN_ROWS
@@ -63,7 +63,7 @@ def test_a_graph_shows_its_nodes_and_how_many_are_left_out() -> None:
 
 
 def test_a_layer_shows_its_variables_and_their_number(layer: gf.nn.Linear) -> None:
-    cells = shown(layer).cells
+    cells = parse_page(layer).cells
     assert cells[0] == f"Linear: 8 parameters, {show_bytes(32)}"
     assert {"head/weight", "(2, 3)", "head/bias", "(2,)"} <= set(cells)
 
@@ -71,9 +71,9 @@ def test_a_layer_shows_its_variables_and_their_number(layer: gf.nn.Linear) -> No
 def test_a_session_shows_where_it_runs() -> None:
     with gf.Session() as session:
         session.run(gf.constant(np.ones(2)) + 1.0)
-        cells = shown(session).cells
+        cells = parse_page(session).cells
     assert cells[0] == "Session, step 1" and "cpu" in "".join(cells)
-    assert shown(session).cells == ["Session, closed"]
+    assert parse_page(session).cells == ["Session, closed"]
 
 
 def test_hostile_names_are_escaped_and_control_characters_replaced() -> None:
@@ -81,7 +81,7 @@ def test_hostile_names_are_escaped_and_control_characters_replaced() -> None:
     tensor = gf.exp(x, name="named")
     tensor.node.name = HOSTILE
     for value in (tensor, gf.Graph([gf.exp(tensor)])):
-        page = shown(value)
+        page = parse_page(value)
         assert any("<script>" in cell for cell in page.cells), "as text"
         assert "\x1b" not in "".join(page.cells)
     text = html_table(HOSTILE, [HOSTILE], [[HOSTILE * 9]])

@@ -17,7 +17,9 @@ class Terminal(io.StringIO):
         return True
 
 
-def told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, nodes: int, silent: float) -> str:
+def capture_progress(
+    monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, nodes: int, silent: float
+) -> str:
     """What appears while work goes on until something does, or for a moment."""
     monkeypatch.setattr(sys, "stderr", stream)
     monkeypatch.setattr(progress, "SILENT", silent)
@@ -35,7 +37,7 @@ def test_long_work_on_a_large_graph_is_told_on_a_terminal(
     monkeypatch.setattr(progress, "LARGE", 1)
     text = ""
     for _ in range(3):  # a first frame may still be on its way when the work ends
-        text += told(monkeypatch, Terminal(), 12_345, 0.0)
+        text += capture_progress(monkeypatch, Terminal(), 12_345, 0.0)
     assert "placing 12,345 nodes" in text
 
 
@@ -47,7 +49,7 @@ def test_long_work_on_a_large_graph_is_told_on_a_terminal(
 def test_nothing_is_told_otherwise(
     monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, nodes: int, silent: float
 ) -> None:
-    assert told(monkeypatch, stream, nodes, silent) == ""
+    assert capture_progress(monkeypatch, stream, nodes, silent) == ""
 
 
 def test_the_line_says_which_stage_the_work_is_in_and_how_far(

@@ -34,7 +34,7 @@ def test_an_idle_process_saves_up_one_period_at_most() -> None:
 
 
 @contextmanager
-def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
+def start_process(*command: str) -> Iterator[subprocess.Popen[bytes]]:
     process = subprocess.Popen([sys.executable, *command])
     try:
         yield process
@@ -45,9 +45,9 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 def test_a_busy_process_gets_no_more_than_its_share_and_is_continued_at_the_end() -> None:
     script = str(ROOT / "benchmarks" / "lib" / "processor_share.py")
-    with running("-c", SPIN) as spinning:
+    with start_process("-c", SPIN) as spinning:
         used = processor_clock(spinning.pid)
-        with running(script, str(spinning.pid), "0.3"):
+        with start_process(script, str(spinning.pid), "0.3"):
             time.sleep(0.3)  # until it holds
             start, before = time.monotonic(), used()
             time.sleep(0.5)

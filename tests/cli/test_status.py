@@ -27,7 +27,7 @@ from graphflow.runtime.worker.worker_status import WorkerAddress
 from graphflow.sessions.session import Session
 from tests import loaded
 from tests.house.sources import ROOT
-from tests.runtime.workers import serving
+from tests.runtime.workers import serve_worker
 
 DEVICE = 'devices = [{ name = "cpu:0", flops = 5e10, bandwidth = 1e10, launch = 1e-6 }]'
 
@@ -41,7 +41,10 @@ def status(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, st
 @pytest.fixture(scope="module")
 def workers() -> Iterator[tuple[str, str]]:
     quiet = {"GRAPHFLOW_LOG_LEVEL": "error"}
-    with serving(**quiet) as first, serving("--devices", "cpu:0,cpu:1", **quiet) as second:
+    with (
+        serve_worker(**quiet) as first,
+        serve_worker("--devices", "cpu:0,cpu:1", **quiet) as second,
+    ):
         yield first, second
 
 
@@ -99,7 +102,7 @@ def test_a_session_at_work_is_shown_with_its_steps_memory_and_links(
 def test_bytes_of_collectives_are_those_of_a_link(
     capsys: pytest.CaptureFixture[str], cluster: Path
 ) -> None:
-    def sent() -> list[int]:
+    def read_sent_bytes() -> list[int]:
         _, out, _ = status(capsys, str(cluster), "--json")
         told = json.loads(out)["workers"]
         return [link["sent"] for each in told for link in each["links"]]
@@ -112,16 +115,16 @@ def test_bytes_of_collectives_are_those_of_a_link(
     with gf.Session(cluster, trial=False) as session:
         feeds = {x: np.ones(1000, np.float32) for x in xs}
         session.run(total, feeds)
-        before = sent()
+        before = read_sent_bytes()
         for _ in range(10):
             session.run(total, feeds)
-        assert [b - a for a, b in zip(before, sent(), strict=True)] == [10 * 4000] * 2
+        assert [b - a for a, b in zip(before, read_sent_bytes(), strict=True)] == [10 * 4000] * 2
 
 
 def test_what_is_only_tried_out_is_not_counted(
     capsys: pytest.CaptureFixture[str], cluster: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told() -> list[tuple[Any, Any]]:
+    def read_sessions_and_links() -> list[tuple[Any, Any]]:
         code, out, _ = status(capsys, str(cluster), "--json")
         assert code == 0
         return [(each["sessions"], each["links"]) for each in json.loads(out)["workers"]]
@@ -131,19 +134,19 @@ def test_what_is_only_tried_out_is_not_counted(
         a = gf.tanh(x)
     with gf.device("/worker:1"):
         b = gf.exp(a)
-    before, seen = told(), []
+    before, seen = read_sessions_and_links(), []
     run = Session.run
 
-    def looked(self: Session, *args: Any, **kwargs: Any) -> Any:
-        seen.append(told())
+    def record_status_and_run(self: Session, *args: Any, **kwargs: Any) -> Any:
+        seen.append(read_sessions_and_links())
         return run(self, *args, **kwargs)
 
-    monkeypatch.setattr(Session, "run", looked)
+    monkeypatch.setattr(Session, "run", record_status_and_run)
     trials = [CandidateResult("a", None, 1.0, 0)]
     feeds = {x: np.ones(256, np.float32)}
     (found,) = measure_best(trials, 1, lambda strategy: [b], gf.Cluster.load(cluster), feeds)
     assert found.measured and found.measured > 0
-    assert len(seen) > 4 and all(each == before for each in [*seen, told()])
+    assert len(seen) > 4 and all(each == before for each in [*seen, read_sessions_and_links()])
 
 
 def test_a_step_that_waits_says_for_what(
@@ -308,8 +311,8 @@ def test_ages_are_short(seconds: float, text: str) -> None:
     [
         (["--metrics", "0.0.0.0:9100"], "insecure://"),
         (["--metrics", "nowhere"], "127.0.0.1:9100"),
-        (["--log-format", "yaml"], "text or json"),
-        (["--log-level", "loud"], "debug, info"),
+        (["--log-format", "yaml"], "--log-format is one of text, json"),
+        (["--log-level", "loud"], "--log-level is one of debug, info"),
     ],
     ids=str,
 )
@@ -358,7 +361,7 @@ def keyed(
     rings["stranger"].create_pair("eve", CLIENT)
     rings["stranger"].add(str(own), "here")
     folder = {"GRAPHFLOW_KEYS": str(there.folder)}
-    with serving("--key", "box", GRAPHFLOW_LOG_LEVEL="error", **folder) as address:
+    with serve_worker("--key", "box", GRAPHFLOW_LOG_LEVEL="error", **folder) as address:
         yield address, rings, own.key
 
 
@@ -388,7 +391,7 @@ def test_workers_with_keys_of_their_own_are_asked_by_these(
     asking.add(str(other), "here")
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(asking.folder))
     folder = {"GRAPHFLOW_KEYS": str(there.folder)}
-    with serving("--key", "crate", GRAPHFLOW_LOG_LEVEL="error", **folder) as second:
+    with serve_worker("--key", "crate", GRAPHFLOW_LOG_LEVEL="error", **folder) as second:
         named = ["--worker-key", key, "--worker-key", "crate"]
         code, out, err = status(capsys, address, second, *named, "--json")
     assert code == 0, (out, err)

@@ -209,5 +209,5 @@ def test_a_browser_opens_it_soon_and_sees_a_worker_die(
         with pytest.raises(WorkerLost):
             training.step()
         lost = "Bokeh.documents[0].roots()[0].children.some(m => (m.text ?? '').includes('lost'))"
-        page.until(lost, seconds=6.0)
+        page.wait_until(lost, seconds=6.0)
         assert [e for e in page.errors if "favicon" not in e and "404" not in e] == []

@@ -47,7 +47,7 @@ def test_arrays_of_npy_files_are_mapped_and_npz_is_read(tmp_path: Path) -> None:
 # Tables --------------------------------------------------------------------------------------
 
 
-def written(folder: Path, kind: str) -> gf.data.Dataset:
+def write_table(folder: Path, kind: str) -> gf.data.Dataset:
     """Write the columns as a file of a format, and open it."""
     arrow = pytest.importorskip("pyarrow", reason="pip install 'graphflow[data]' runs it")
     file = folder / f"table.{kind}"
@@ -75,7 +75,7 @@ def written(folder: Path, kind: str) -> gf.data.Dataset:
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])
 @pytest.mark.usefixtures("small_blocks")
 def test_a_file_in_blocks_gives_its_rows_in_any_order(kind: str, tmp_path: Path) -> None:
-    data = written(tmp_path, kind)
+    data = write_table(tmp_path, kind)
     source: Any = data.source
     assert len(source) == ROWS and len(source.starts) > 5
     found = whole(data)
@@ -127,7 +127,7 @@ def test_a_broken_line_of_json_is_named(tmp_path: Path) -> None:
 
 
 def test_missing_files_columns_and_changes_are_told(tmp_path: Path) -> None:
-    data = written(tmp_path, "parquet")
+    data = write_table(tmp_path, "parquet")
     file = tmp_path / "table.parquet"
     with pytest.raises(ArgumentError, match="there is no file"):
         gf.data.csv(tmp_path / "none.csv")

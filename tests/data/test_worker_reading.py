@@ -21,7 +21,7 @@ import graphflow as gf
 from graphflow.base.process.data_folders import restrict_data_folders
 from graphflow.data import row_reader
 from graphflow.errors import ArgumentError, FeedError, GraphflowError, OpError
-from tests.data.test_sources import written
+from tests.data.test_sources import write_table
 
 Array = np.ndarray[Any, Any]
 ROWS = 203
@@ -66,7 +66,7 @@ def read(data: gf.data.Dataset) -> list[dict[str, Array]]:
     return [dict(zip(first, each, strict=True)) for each in found]
 
 
-def alike(found: list[dict[str, Array]], data: gf.data.Dataset) -> bool:
+def equals_batches(found: list[dict[str, Array]], data: gf.data.Dataset) -> bool:
     fed = list(data)
     return len(found) == len(fed) and all(
         np.array_equal(a[name], b[name]) and a[name].dtype == b[name].dtype
@@ -80,8 +80,8 @@ def alike(found: list[dict[str, Array]], data: gf.data.Dataset) -> bool:
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet", "arrow"])
 def test_tables_are_read_as_they_are_fed(kind: str, tmp_path: Path) -> None:
-    data = written(tmp_path, kind).shuffle(2, blocks=3).batch(300).epochs(2)
-    assert alike(read(data), data)
+    data = write_table(tmp_path, kind).shuffle(2, blocks=3).batch(300).epochs(2)
+    assert equals_batches(read(data), data)
 
 
 def test_arrays_images_and_svmlight_are_read_as_they_are_fed(tmp_path: Path) -> None:
@@ -97,18 +97,20 @@ def test_arrays_images_and_svmlight_are_read_as_they_are_fed(tmp_path: Path) -> 
         image.fromarray(pixels).save(tmp_path / "images" / "cat" / f"{number}.png")
     made.append(gf.data.images(tmp_path / "images", size=(4, 5), channels=1).batch(2))
     for data in made:
-        assert alike(read(data.shuffle(1).epochs(2)), data.shuffle(1).epochs(2))
+        assert equals_batches(read(data.shuffle(1).epochs(2)), data.shuffle(1).epochs(2))
 
 
 def test_parts_of_a_split_and_some_columns_are_read(data: gf.data.Dataset) -> None:
     for part in data.split(0.7, seed=5)[0].split(0.5):
-        assert alike(read(part), part) and alike(read(part.columns("y")), part.columns("y"))
+        assert equals_batches(read(part), part) and equals_batches(
+            read(part.columns("y")), part.columns("y")
+        )
 
 
 # Training ------------------------------------------------------------------------------------
 
 
-def trained(data: gf.data.Dataset, replicas: int = 2, **options: Any) -> tuple[Any, ...]:
+def run_training(data: gf.data.Dataset, replicas: int = 2, **options: Any) -> tuple[Any, ...]:
     """Return losses, metrics and weights of a training by two replicas."""
     model = Model(gf.parallel.Data(replicas))
     history = gf.fit(
@@ -123,8 +125,8 @@ def trained(data: gf.data.Dataset, replicas: int = 2, **options: Any) -> tuple[A
 def test_a_training_has_the_same_bits_and_the_client_sends_a_position(
     data: gf.data.Dataset,
 ) -> None:
-    fed = trained(data.epochs(2))
-    assert trained(data.epochs(2).on_workers()) == fed
+    fed = run_training(data.epochs(2))
+    assert run_training(data.epochs(2).on_workers()) == fed
     model = Model(gf.parallel.Data(2))
     reading = gf.data.bind(data, [model.train, model.loss])
     with gf.Session(gf.Cluster.local(2), trial=False) as session:
@@ -164,8 +166,8 @@ def test_a_worker_that_is_replaced_reads_the_same_batches(
             if run.step == 6:
                 os.kill(run.session._life.hosts.pids[1], signal.SIGKILL)
 
-    fed = trained(data.epochs(1))
-    killed = trained(data.epochs(1).on_workers(), checkpoint=tmp_path / "c", every=4,
+    fed = run_training(data.epochs(1))
+    killed = run_training(data.epochs(1).on_workers(), checkpoint=tmp_path / "c", every=4,
                      callbacks=[Kill()])  # fmt: skip
     assert killed == fed
 
@@ -205,7 +207,7 @@ def test_a_reader_without_work_ends_and_another_one_goes_on(
 ) -> None:
     monkeypatch.setattr(row_reader, "IDLE_SECONDS", 0.05)
     before = set(threading.enumerate())
-    assert alike(read(data), data)
+    assert equals_batches(read(data), data)
     own = row_reader.describe(data)
     until = time.monotonic() + 20
     while own in row_reader._readers or any(
@@ -213,7 +215,7 @@ def test_a_reader_without_work_ends_and_another_one_goes_on(
     ):
         assert time.monotonic() < until
         time.sleep(0.02)
-    assert alike(read(data), data)
+    assert equals_batches(read(data), data)
 
 
 # Errors --------------------------------------------------------------------------------------

@@ -62,18 +62,18 @@ def quick(session: gf.Session, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     ways: list[str] = []
     steps = session._steps
 
-    def told(name: str) -> None:
+    def spy_on(name: str) -> None:
         whole = getattr(steps, name)
 
-        def noted(*given: Any) -> Any:
+        def record_call(*given: Any) -> Any:
             result = whole(*given)
             ways.append(name if result is not None else f"not {name}")
             return result
 
-        monkeypatch.setattr(steps, name, noted)
+        monkeypatch.setattr(steps, name, record_call)
 
     for name in ("begin", "run", "run_cached"):
-        told(name)
+        spy_on(name)
     monkeypatch.setattr(streaming, "QUICK_STEP_SECONDS", 1e9)
     return ways
 
@@ -99,7 +99,7 @@ def restart(session: gf.Session, model: Model) -> None:
     session.set(model.state, np.ones(3, "float32"))
 
 
-def looped(session: gf.Session, model: Model, feeds: list[Any]) -> list[bytes]:
+def run_in_loop(session: gf.Session, model: Model, feeds: list[Any]) -> list[bytes]:
     restart(session, model)
     before = session._steps.committed
     values = [session.run(model.update, each).tobytes() for each in feeds]
@@ -112,7 +112,7 @@ def test_steps_together_have_the_bits_of_steps_one_by_one(
     session: gf.Session, model: Model
 ) -> None:
     feeds = model.feeds(12)
-    expected = looped(session, model, feeds)
+    expected = run_in_loop(session, model, feeds)
     restart(session, model)
     values = [each.tobytes() for each in session.run(model.update, iter(feeds), steps=12)]
     assert [*values, session.get(model.state).tobytes()] == expected
@@ -121,7 +121,7 @@ def test_steps_together_have_the_bits_of_steps_one_by_one(
 def test_what_a_step_takes_that_was_begun_ahead_is_not_the_time_that_it_was_waited_for(
     session: gf.Session, model: Model
 ) -> None:
-    looped(session, model, model.feeds(4))
+    run_in_loop(session, model, model.feeds(4))
     took = session._compiled[(id(model.update),)].recent_seconds
     before = [*took]
     assert len(before) >= 3
@@ -136,7 +136,7 @@ def test_quick_steps_have_the_bits_of_steps_one_by_one_and_none_is_begun_ahead(
     session: gf.Session, model: Model, quick: list[str]
 ) -> None:
     feeds = model.feeds(12)
-    expected = looped(session, model, feeds)
+    expected = run_in_loop(session, model, feeds)
     restart(session, model)
     quick.clear()
     values = [each.tobytes() for each in session.run(model.update, iter(feeds), steps=12)]
@@ -149,7 +149,7 @@ def test_a_quick_step_with_other_feeds_goes_the_long_way_and_those_after_it_the_
     session: gf.Session, model: Model, quick: list[str]
 ) -> None:
     feeds = [model.feeds(1, rows=2 + (step == 4))[0] for step in range(9)]
-    expected = looped(session, model, feeds)
+    expected = run_in_loop(session, model, feeds)
     restart(session, model)
     quick.clear()
     values = [each.tobytes() for each in session.run(model.update, feeds, steps=9)]
@@ -160,7 +160,7 @@ def test_a_quick_step_with_other_feeds_goes_the_long_way_and_those_after_it_the_
 def test_quick_steps_tell_what_is_wrong_with_their_feeds_after_those_before_them(
     session: gf.Session, model: Model, quick: list[str]
 ) -> None:
-    def broken() -> Iterator[Any]:
+    def yield_then_fail() -> Iterator[Any]:
         yield from good
         raise RuntimeError("no more")
 
@@ -170,11 +170,11 @@ def test_quick_steps_tell_what_is_wrong_with_their_feeds_after_those_before_them
         ([*good, {}], FeedError, "feeds 5 of 6: placeholder 'x'"),
         ([*good, {model.x: "text"}], FeedError, "feeds 5 of 6"),
         (good, FeedError, "feeds 5 of 6: the feeds ended after 4"),
-        (broken(), RuntimeError, "no more"),
+        (yield_then_fail(), RuntimeError, "no more"),
         ([*good, *model.feeds(1, failing=0)], CheckError, "no negative feeds"),
     ]
     for feeds, error, text in wrong:
-        expected = looped(session, model, good)
+        expected = run_in_loop(session, model, good)
         restart(session, model)
         values = []
         with pytest.raises(error, match=text):
@@ -188,7 +188,7 @@ def test_a_stream_of_quick_steps_may_be_left_and_gone_on_with(
     session: gf.Session, model: Model, quick: list[str]
 ) -> None:
     feeds = model.feeds(8)
-    expected = looped(session, model, feeds)
+    expected = run_in_loop(session, model, feeds)
     restart(session, model)
     values = []
     for each in session.run(model.update, feeds, steps=8):
@@ -228,7 +228,7 @@ def test_an_error_leaves_the_steps_before_it_and_nothing_else(
 ) -> None:
     feeds = model.feeds(count, failing)
     good = feeds[: min(failing, count)]
-    expected = looped(session, model, good)
+    expected = run_in_loop(session, model, good)
     restart(session, model)
     before = session._steps.committed
     values = []
@@ -252,7 +252,7 @@ def test_who_stops_early_finds_the_state_after_the_last_result_that_was_seen(
     session: gf.Session, model: Model, seen: int
 ) -> None:
     feeds = model.feeds(9)
-    expected = looped(session, model, feeds[:seen])
+    expected = run_in_loop(session, model, feeds[:seen])
     restart(session, model)
     before = session._steps.committed
     results = session.run(model.update, iter(feeds), steps=9)
@@ -265,7 +265,7 @@ def test_who_stops_early_finds_the_state_after_the_last_result_that_was_seen(
 
 def test_other_steps_in_between_come_in_their_place(session: gf.Session, model: Model) -> None:
     feeds = model.feeds(6)
-    expected = looped(session, model, [feeds[0], feeds[1], feeds[5], *feeds[2:5]])
+    expected = run_in_loop(session, model, [feeds[0], feeds[1], feeds[5], *feeds[2:5]])
     restart(session, model)
     results = session.run(model.update, iter(feeds[:5]), steps=5)
     values = [next(results).tobytes(), next(results).tobytes()]
@@ -289,14 +289,14 @@ def test_a_variable_that_is_set_in_between_counts_for_the_next_step(
 
 def test_sizes_may_change_on_the_way(session: gf.Session, model: Model) -> None:
     feeds = [*model.feeds(3, rows=2), *model.feeds(3, rows=5), *model.feeds(2, rows=2)]
-    expected = looped(session, model, feeds)
+    expected = run_in_loop(session, model, feeds)
     restart(session, model)
     values = [each.tobytes() for each in session.run(model.update, feeds, steps=8)]
     assert [*values, session.get(model.state).tobytes()] == expected
 
 
 def test_arrays_of_feeds_may_be_used_again_at_once(session: gf.Session, model: Model) -> None:
-    expected = looped(session, model, model.feeds(8))
+    expected = run_in_loop(session, model, model.feeds(8))
     restart(session, model)
     buffer = np.empty((2, 3), "float32")
 
@@ -340,11 +340,11 @@ def test_the_garbage_collector_may_end_it_in_the_middle_of_what_undoes_it(
     undo = steps.undo
     results = session.run(model.update, itertools.repeat(model.feeds(1)[0]), steps=9)
     next(results), next(results)
-    assert ahead(session)
+    assert count_begun_steps(session)
     held, before = [results], session.step
     del results
 
-    def collected(begun: Any) -> None:
+    def collect_then_undo(begun: Any) -> None:
         undone.append(len(begun))
         if elsewhere:
             thread = threading.Thread(target=held.clear)
@@ -355,7 +355,7 @@ def test_the_garbage_collector_may_end_it_in_the_middle_of_what_undoes_it(
             held.clear()
         undo(begun)
 
-    monkeypatch.setattr(steps, "undo", collected)
+    monkeypatch.setattr(steps, "undo", collect_then_undo)
     session.run(model.other)
     assert session.step == before + 1 and len(undone) == 1
 
@@ -481,7 +481,7 @@ def test_an_iterator_that_raises_does_so_after_the_steps_before(
         raise Gone
 
     feeds = model.feeds(4)
-    expected = looped(session, model, feeds)
+    expected = run_in_loop(session, model, feeds)
     restart(session, model)
     values = []
     with pytest.raises(Gone):
@@ -500,13 +500,13 @@ def test_what_ends_a_program_in_an_iterator_is_not_kept_back_and_the_state_is_th
         yield from feeds[:4]
         raise end
 
-    expected = looped(session, model, feeds)
+    expected = run_in_loop(session, model, feeds)
     restart(session, model)
     before, values = session.step, []
     with pytest.raises(end):
         for each in session.run(model.update, batches(), steps=9):
             values.append(each.tobytes())
-    assert 2 <= len(values) <= 4 and ahead(session) == 0
+    assert 2 <= len(values) <= 4 and count_begun_steps(session) == 0
     assert session.step == before + len(values)
     rest = session.run(model.update, iter(feeds[len(values) :]), steps=8 - len(values))
     assert [*values, *(each.tobytes() for each in rest)] == expected[:-1]
@@ -520,21 +520,23 @@ def test_ctrl_c_while_a_step_is_begun_or_about_to_be_decided_leaves_none_with_th
     """What they had would be committed together with the next step of anything."""
     session.run(model.other)
     feeds = model.feeds(2)
-    expected = looped(session, model, feeds[:1])
+    expected = run_in_loop(session, model, feeds[:1])
     restart(session, model)
     steps = session._steps
     begin = steps.begin
 
-    def begun(*args: Any) -> Any:
+    def begin_then_interrupt(*args: Any) -> Any:
         begin(*args)
         raise KeyboardInterrupt
 
-    def decided(*args: Any) -> Any:
+    def raise_interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
 
     stream = session.run(model.update, feeds, steps=2)
     values = [next(stream).tobytes()]
-    name, interrupted = ("begin", begun) if where == "begun" else ("finish", decided)
+    name, interrupted = (
+        ("begin", begin_then_interrupt) if where == "begun" else ("finish", raise_interrupt)
+    )
     monkeypatch.setattr(steps, name, interrupted)
     with pytest.raises(KeyboardInterrupt):
         next(stream)
@@ -560,7 +562,7 @@ def test_many_feeds_without_steps_are_told_of_steps(session: gf.Session, model: 
 # Checkpoints -----------------------------------------------------------------------------------
 
 
-def ahead(session: gf.Session) -> int:
+def count_begun_steps(session: gf.Session) -> int:
     """How many steps a stream of the session has begun ahead."""
     window = session._life.stream._window if session._life.stream is not None else ()
     return sum(step.begun is not None for step in window)
@@ -574,7 +576,7 @@ def test_steps_begin_ahead_of_checkpoints_and_each_of_these_has_the_state_of_its
     with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=2, keep=20) as session:
         for value in session.run(model.update, iter(feeds), steps=len(feeds)):
             states[session.step] = value.tobytes()
-            most = max(most, ahead(session))
+            most = max(most, count_begun_steps(session))
             assert session._recovery is not None
             session._recovery.wait()  # else one that is due meanwhile is left out
     assert most == 2
@@ -590,12 +592,12 @@ def test_ctrl_c_while_what_was_begun_ahead_is_undone_is_not_lost(
     life = session._life
     undo = life.undo
 
-    def interrupted(stream: Any) -> None:
+    def undo_then_interrupt(stream: Any) -> None:
         undo(stream)
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(life, "undo", interrupted)
+        patch.setattr(life, "undo", undo_then_interrupt)
         with pytest.raises(KeyboardInterrupt):
             for _ in session.run(model.update, model.feeds(5), steps=5):
                 break

@@ -61,7 +61,7 @@ def _pair() -> tuple[gf.Tensor, gf.Tensor]:
     return gf.variable(np.ones(2, "float32")), gf.variable(np.zeros(2, "float32"))
 
 
-def _saved(folder: Path) -> None:
+def _save_pair(folder: Path) -> None:
     a, b = _pair()
     with gf.Session() as s:
         s.run(b)
@@ -70,7 +70,7 @@ def _saved(folder: Path) -> None:
 
 
 def test_variables_that_the_session_has_met_are_compared_when_it_loads(tmp_path: Path) -> None:
-    _saved(tmp_path / "c")
+    _save_pair(tmp_path / "c")
     a, b = _pair()
     with gf.Session() as s:
         s.run([a, b])
@@ -80,7 +80,7 @@ def test_variables_that_the_session_has_met_are_compared_when_it_loads(tmp_path:
 
 
 def test_a_part_of_them_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    _saved(tmp_path / "c")
+    _save_pair(tmp_path / "c")
     _, b = _pair()
     with gf.Session() as s:
         s.load(tmp_path / "c")
@@ -94,7 +94,7 @@ def test_a_part_of_them_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
 def test_named_variables_load_in_any_order_and_take_the_values_of_unnamed_ones(
     tmp_path: Path,
 ) -> None:
-    _saved(tmp_path / "c")
+    _save_pair(tmp_path / "c")
     a, b = (gf.variable(np.full(2, 7.0, "float32"), name=name) for name in "ab")
     with gf.Session() as s:
         s.load(tmp_path / "c", rename={"variable": "b", "variable_1": "a"})
@@ -104,7 +104,7 @@ def test_named_variables_load_in_any_order_and_take_the_values_of_unnamed_ones(
 
 
 def test_a_checkpoint_that_does_not_know_the_order_loads_as_before(tmp_path: Path) -> None:
-    _saved(tmp_path / "c")
+    _save_pair(tmp_path / "c")
     place = tmp_path / "c" / "manifest.json"
     told = json.loads(place.read_text())
     del told["unnamed"], told["digest"]

@@ -19,7 +19,7 @@ import pytest
 from graphflow.runtime.security.keys import COORDINATOR, WORKER, Keyring
 from tests.faults.network.network import Hosts, NoNamespaces
 from tests.faults.network.proxy import Proxy
-from tests.faults.running import Running, Script, Worker, alive
+from tests.faults.running import Running, Script, Worker, is_alive
 from tests.loaded import MARK, preloaded_server
 from tests.shared_fork_servers import SharedForkServers
 
@@ -27,7 +27,7 @@ _SECONDS = 5.0
 """For what ends by itself to be gone after a test."""
 
 
-def _marked(kept: Collection[int]) -> dict[int, str]:
+def _find_marked_processes(kept: Collection[int]) -> dict[int, str]:
     """The processes that were started under the mark, also those whose parent has ended, but for
     those that are kept for later tests."""
     found = {}
@@ -36,7 +36,7 @@ def _marked(kept: Collection[int]) -> dict[int, str]:
         if (number := int(place.name)) in (os.getpid(), *kept):
             continue
         try:
-            if wanted in (place / "environ").read_bytes().split(b"\0") and alive(number):
+            if wanted in (place / "environ").read_bytes().split(b"\0") and is_alive(number):
                 command = (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
                 found[number] = f"process {number}: {command[:200]}"
         except (OSError, ValueError):
@@ -63,7 +63,7 @@ def _stays(thread: threading.Thread) -> bool:
     return type(thread).__module__ == "zmq.utils.garbage"
 
 
-def _told(thread: threading.Thread) -> str:
+def _describe_thread(thread: threading.Thread) -> str:
     """A thread, with where it stands."""
     frame = sys._current_frames().get(thread.ident or 0)
     place = "".join(traceback.format_stack(frame)[-2:]) if frame is not None else ""
@@ -84,7 +84,7 @@ def leftovers(
     monkeypatch.setenv(*MARK)
     keeper = preloaded_server()
 
-    def kept() -> list[int]:
+    def list_kept_pids() -> list[int]:
         waiting = [server.pid for server in shared_fork_servers.waiting]
         return [*waiting, *((keeper.pid,) if keeper is not None else ())]
 
@@ -93,15 +93,19 @@ def leftovers(
         return _open() - Counter({"socket:": len(shared_fork_servers.waiting)})
 
     threads, kinds, segments = set(threading.enumerate()), sockets(), _segments()
-    others = _marked(kept())
+    others = _find_marked_processes(list_kept_pids())
     yield
     until = time.monotonic() + _SECONDS
     while True:
         gc.collect()
-        left = [told for number, told in _marked(kept()).items() if number not in others]
+        left = [
+            told
+            for number, told in _find_marked_processes(list_kept_pids()).items()
+            if number not in others
+        ]
         readers = {server._reader for server in shared_fork_servers.waiting}
         left += [
-            f"thread {_told(t)}"
+            f"thread {_describe_thread(t)}"
             for t in set(threading.enumerate()) - threads - readers
             if not _stays(t)
         ]

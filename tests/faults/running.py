@@ -91,8 +91,10 @@ class Running:
             try:
                 line = self._next.get(timeout=max(0.0, until - time.monotonic()))
             except queue.Empty:
-                raise AssertionError(f"no line {start!r} in {seconds} s\n{self.told()}") from None
-            assert line is not None, f"it ended before a line {start!r}\n{self.told()}"
+                raise AssertionError(
+                    f"no line {start!r} in {seconds} s\n{self.describe_output()}"
+                ) from None
+            assert line is not None, f"it ended before a line {start!r}\n{self.describe_output()}"
             if line.startswith(start):
                 return line
 
@@ -110,12 +112,14 @@ class Running:
         try:
             status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"it still runs after {seconds} s\n{self.told()}") from None
+            raise AssertionError(
+                f"it still runs after {seconds} s\n{self.describe_output()}"
+            ) from None
         for reader in self._readers:
             reader.join(5.0)
         return status
 
-    def told(self) -> str:
+    def describe_output(self) -> str:
         """All that it wrote, for messages of assertions."""
         return "\n".join(["stdout:", *self.lines, "stderr:", *self.errors])
 
@@ -208,7 +212,7 @@ def took(number: int, what: str, seconds: float) -> None:
 
 
 @contextmanager
-def timed(number: int, what: str) -> Iterator[None]:
+def record_duration(number: int, what: str) -> Iterator[None]:
     """Note what the block took."""
     started = time.monotonic()
     yield
@@ -224,7 +228,7 @@ def children(pid: int) -> list[int]:
     return found
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     """Whether a process runs, or is stopped; one that ended and was not waited for does not."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
@@ -233,12 +237,12 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
-def gone(pids: Sequence[int], seconds: float) -> bool:
+def have_ended(pids: Sequence[int], seconds: float) -> bool:
     """Whether all of these end within some seconds."""
     until = time.monotonic() + seconds
-    while any(map(alive, pids)) and time.monotonic() < until:
+    while any(map(is_alive, pids)) and time.monotonic() < until:
         time.sleep(0.02)
-    return not any(map(alive, pids))
+    return not any(map(is_alive, pids))
 
 
 def resident(pid: int) -> int:

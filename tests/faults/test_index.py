@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 FAULTS = frozenset(range(1, 51))
 
 
-def marked() -> Iterator[tuple[int, str]]:
+def find_marked_tests() -> Iterator[tuple[int, str]]:
     """Numbers of faults, and the tests that are marked with them."""
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
         text = path.read_text(encoding="utf-8")
@@ -38,13 +38,13 @@ def rows() -> dict[int, str]:
 
 def test_each_of_the_fifty_faults_has_a_test() -> None:
     found: dict[int, list[str]] = {}
-    for number, test in marked():
+    for number, test in find_marked_tests():
         found.setdefault(number, []).append(test)
     assert set(found) == FAULTS
 
 
 def test_the_table_has_a_row_for_each_fault_and_names_tests_that_show_it() -> None:
-    table, tests = rows(), list(marked())
+    table, tests = rows(), list(find_marked_tests())
     assert set(table) == FAULTS
     for number, row in table.items():
         files = {test.partition("::")[0] for n, test in tests if n == number}

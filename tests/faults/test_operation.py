@@ -61,7 +61,7 @@ def test_wall_clocks_that_jump_by_an_hour_have_no_effect(
     run.line("step 20 ")
     assert len(list((tmp_path / "c").glob("step-*"))) > 1, "of about two seconds"
     stop(two[1].pid)
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
     assert results(run.lines) == alone(STEPS)
     took(46, "longest step, a worker frozen under wall clocks that jump", run.gap())
     assert 4.0 < run.gap() < 2 * 5.0
@@ -117,7 +117,7 @@ def test_a_session_whose_client_dies_harms_no_other(
     first.line("step 2 ")
     second.line("step 2 ")
     first.send(signal.SIGKILL)
-    assert second.wait() == 0, second.told()
+    assert second.wait() == 0, second.describe_output()
     assert results(second.lines) == alone(STEPS)
 
 

@@ -18,7 +18,7 @@ import pytest
 import graphflow as gf
 from graphflow.errors import OpError, PoisonedTask, StateLost, StepTimeout, WorkerLost
 from tests.faults import hazards
-from tests.faults.running import Script, Worker, cluster_file, gone, stop, took
+from tests.faults.running import Script, Worker, cluster_file, have_ended, stop, took
 
 DEAD = 5.0
 """Seconds in which a dead, frozen or unreachable worker is found."""
@@ -47,7 +47,7 @@ def counter(worker: int = 0) -> tuple[gf.Tensor, gf.Tensor]:
 
 
 @contextmanager
-def struck(number: int, pid: int, after: float = 0.5) -> Iterator[list[float]]:
+def send_signal_later(number: int, pid: int, after: float = 0.5) -> Iterator[list[float]]:
     """Signals a process a little later; when that was."""
     at: list[float] = []
 
@@ -75,7 +75,7 @@ def test_a_worker_that_dies_or_freezes_in_mid_step_is_lost_within_five_seconds(
         nap = hazards.sleep(gf.constant(ONES), seconds=8.0)
     with pytest.raises(WorkerLost) as left, session() as s:
         s.warmup(nap)  # so that the step begins at once
-        with struck(number, pids(s)[1]) as at, pytest.raises(WorkerLost) as failure:
+        with send_signal_later(number, pids(s)[1]) as at, pytest.raises(WorkerLost) as failure:
             s.run(nap)
         took(1 if number == signal.SIGKILL else 2, "found", time.monotonic() - at[0])
         assert time.monotonic() - at[0] < DEAD + 1.0
@@ -111,7 +111,7 @@ def test_errors_logs_and_traces_name_the_step_by_its_number_in_the_session(
             s.run([step, count])
         assert [each.number for each in trace.steps] == [3] and s.step == 4
         caplog.clear()
-        with struck(signal.SIGKILL, pids(s)[1]), pytest.raises(WorkerLost) as failure:
+        with send_signal_later(signal.SIGKILL, pids(s)[1]), pytest.raises(WorkerLost) as failure:
             s.run([nap, step])
         assert failure.value.step == s.step == 4 and "step 4" in str(failure.value)
         (told,) = [r.getMessage() for r in caplog.records if "step.aborted" in r.getMessage()]
@@ -163,7 +163,9 @@ def test_a_worker_by_address_tells_its_session_and_its_terminal_which_op_ended_i
         assert "hazards.crash 'broken' (made at" in failure.value.op
         assert failure.value.reason == "Segmentation fault" and failure.value.ended
     assert worker.wait() == -signal.SIGSEGV
-    assert any("hazards.crash 'broken' (made at" in line for line in worker.errors), worker.told()
+    assert any("hazards.crash 'broken' (made at" in line for line in worker.errors), (
+        worker.describe_output()
+    )
 
 
 @pytest.mark.fault(5)
@@ -303,7 +305,7 @@ def test_ctrl_c_cancels_the_step_within_two_seconds_and_the_session_goes_on(
     took(9, "cancelled", interrupted)
     assert interrupted < 2.0
     assert run.line("goes on").split()[2] == "2.0"
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
 
 
 REDUCING = """
@@ -361,7 +363,7 @@ def test_ctrl_c_while_a_worker_waits_in_a_collective_leaves_collectives_usable(
     took(9, "cancelled in a collective", interrupted)
     assert interrupted < 2.0
     assert run.line("goes on").split()[2:] == ["2.0", "3.0", "3.0"]
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
 
 
 LOCAL = """
@@ -385,7 +387,7 @@ def test_local_workers_do_not_outlive_the_process_that_started_them(
     workers = json.loads(run.line("pids").removeprefix("pids"))
     time.sleep(0.5)
     at = run.send(number)
-    assert gone([run.pid, *workers], 2 * DEAD)
+    assert have_ended([run.pid, *workers], 2 * DEAD)
     took(7, f"local workers gone after {signal.Signals(number).name}", time.monotonic() - at)
 
 
@@ -395,7 +397,7 @@ def test_closing_a_session_ends_frozen_workers_too() -> None:
     with session() as s:
         workers = pids(s)
         stop(workers[0])
-    assert gone(workers, 2 * DEAD)
+    assert have_ended(workers, 2 * DEAD)
 
 
 @pytest.mark.fault(4)

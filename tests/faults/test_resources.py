@@ -86,7 +86,7 @@ def test_a_worker_that_the_kernel_ends_for_want_of_memory_is_lost_for_that_reaso
     # Linux may end the other one, too, while what the first one had is still on its way back.
     assert lost in ("lost 1 out of memory", "lost 0 out of memory")
     assert lost.split()[1] in told and "out of memory" in told
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
 
 
 @pytest.mark.fault(41, 42)

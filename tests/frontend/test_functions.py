@@ -116,14 +116,14 @@ def test_a_function_is_traced_once_for_each_signature() -> None:
     calls = []
 
     @gf.function
-    def scaled(x: gf.Tensor, factor: float = 2.0) -> gf.Tensor:
+    def scale(x: gf.Tensor, factor: float = 2.0) -> gf.Tensor:
         calls.append(x.shape)
         return x * factor
 
     a, b = gf.constant([1.0, 2.0]), gf.constant([3.0])
-    values = evaluate([scaled(a), scaled(a + 1), scaled(b), scaled(a, factor=5.0)])
+    values = evaluate([scale(a), scale(a + 1), scale(b), scale(a, factor=5.0)])
     assert [v.tolist() for v in values] == [[2, 4], [4, 6], [6], [5, 10]]
-    assert scaled.traces == len(calls) == 3
+    assert scale.traces == len(calls) == 3
 
 
 def test_calls_of_a_function_share_what_it_built() -> None:
@@ -236,68 +236,70 @@ def test_a_custom_vjp_decorates_functions_of_nests() -> None:
 # What is refused --------------------------------------------------------------------------------
 
 
-def refused(kind: type[Exception], *words: str) -> Any:
+def expect_error(kind: type[Exception], *words: str) -> Any:
     return pytest.raises(kind, match=r"[\s\S]*".join(words))
 
 
 def test_bodies_change_no_state() -> None:
     v = gf.variable(np.zeros((), np.float32), "v")
-    with refused(errors.VariableError, "scan at .*test_functions", "assign", "outside"):
+    with expect_error(errors.VariableError, "scan at .*test_functions", "assign", "outside"):
         gf.scan(lambda c, _: (c + gf.assign(v, c), None), gf.constant(0.0), length=3)
-    with refused(errors.VariableError, "call at .*test_functions", "train/assign", "outside"):
+    with expect_error(errors.VariableError, "call at .*test_functions", "train/assign", "outside"):
         gf.call(lambda: gf.optim.SGD(0.1).minimize(v * v))
 
 
 def test_what_is_carried_keeps_its_nest_shape_and_dtype() -> None:
     x = placeholder()
-    with refused(errors.ShapeError, "scan at .*test_functions", "carry 0", r"float32\(3", "back"):
+    with expect_error(
+        errors.ShapeError, "scan at .*test_functions", "carry 0", r"float32\(3", "back"
+    ):
         gf.scan(lambda c, row: (c[:2], None), gf.zeros((3,)), x)
-    with refused(errors.ShapeError, "state 0", "int64", "float32"):
+    with expect_error(errors.ShapeError, "state 0", "int64", "float32"):
         gf.while_loop(lambda n: n < 3, lambda n: n.astype("float32"), gf.constant(0))
-    with refused(errors.ArgumentError, "carry begins as the nest"):
+    with expect_error(errors.ArgumentError, "carry begins as the nest"):
         gf.scan(lambda c, row: ((c, c), None), gf.zeros((3,)), x)
-    with refused(errors.ArgumentError, "a pair", "y may be None"):
+    with expect_error(errors.ArgumentError, "a pair", "y may be None"):
         gf.scan(lambda c, row: c, gf.zeros((3,)), x)
 
 
 def test_items_share_their_first_size() -> None:
-    with refused(errors.ShapeError, "first axis", "scan"):
+    with expect_error(errors.ShapeError, "first axis", "scan"):
         gf.scan(lambda c, i: (c, None), 0.0, gf.constant(1.0))
-    with refused(errors.ArgumentError, "give xs, or length"):
+    with expect_error(errors.ArgumentError, "give xs, or length"):
         gf.scan(lambda c, i: (c, None), 0.0)
-    with refused(errors.ShapeError, "2", "3"):
+    with expect_error(errors.ShapeError, "2", "3"):
         gf.scan(lambda c, i: (c, None), 0.0, (gf.zeros((2,)), gf.zeros((3,))))
 
 
 def test_branches_return_the_same() -> None:
     pred = gf.placeholder("bool")
-    with refused(errors.ShapeError, "cond at .*test_functions", "branches differ", "float32"):
+    with expect_error(errors.ShapeError, "cond at .*test_functions", "branches differ", "float32"):
         gf.cond(pred, lambda: gf.zeros((2,)), lambda: gf.zeros((3,)))
-    with refused(errors.ArgumentError, "different nests", "true_fn"):
+    with expect_error(errors.ArgumentError, "different nests", "true_fn"):
         gf.cond(pred, lambda: gf.zeros((2,)), lambda: (gf.zeros((2,)),))
-    with refused(errors.ShapeError, "predicate", "one bool"):
+    with expect_error(errors.ShapeError, "predicate", "one bool"):
         gf.cond(gf.zeros((2,)) > 0, lambda: gf.zeros(()), lambda: gf.zeros(()))
-    with refused(errors.DTypeError, "bool", "float32"):
+    with expect_error(errors.DTypeError, "bool", "float32"):
         gf.cond(gf.constant(1.0), lambda: gf.zeros(()), lambda: gf.zeros(()))
 
 
 @pytest.mark.parametrize("bound", [0, -1, 2.5, True, "3"])
 def test_a_bound_is_a_positive_int(bound: Any) -> None:
-    with refused(errors.ArgumentError, "while_loop at .*test_functions", "max_iterations"):
+    with expect_error(errors.ArgumentError, "while_loop at .*test_functions", "max_iterations"):
         gf.while_loop(lambda n: n < 3, lambda n: n, 0, max_iterations=bound)
 
 
 def test_a_condition_is_one_bool() -> None:
-    with refused(errors.ShapeError, "one bool"):
+    with expect_error(errors.ShapeError, "one bool"):
         gf.while_loop(lambda n: n, lambda n: n, gf.constant(0))
-    with refused(errors.ShapeError, "one bool"):
+    with expect_error(errors.ShapeError, "one bool"):
         gf.while_loop(lambda n: (n < 1, n < 2), lambda n: n, gf.constant(0))
 
 
 def test_an_unbounded_loop_has_no_gradient() -> None:
     x = gf.constant(1.5)
     y = gf.while_loop(lambda v: v < 10, lambda v: v * v, x)
-    with refused(errors.DifferentiationError, "while_loop", "max_iterations"):
+    with expect_error(errors.DifferentiationError, "while_loop", "max_iterations"):
         gf.gradients(y, [x])
 
 
@@ -327,10 +329,10 @@ def test_bad_arguments_are_told_with_the_users_line(build: Any) -> None:
 def test_a_custom_vjp_gives_a_cotangent_of_each_tensors_spec() -> None:
     x = gf.placeholder("float32", (3,))
     few = gf.custom_vjp(lambda a, b: a + b, vjp=lambda g, y, a, b: (g,))
-    with refused(errors.DifferentiationError, "1 cotangents for 2"):
+    with expect_error(errors.DifferentiationError, "1 cotangents for 2"):
         gf.gradients(gf.sum(few(x, x)), [x])
     wide = gf.custom_vjp(lambda a: a + 1, vjp=lambda g, y, a: gf.sum(g))
-    with refused(errors.DifferentiationError, "cotangent 0", r"float32\(3,\)"):
+    with expect_error(errors.DifferentiationError, "cotangent 0", r"float32\(3,\)"):
         gf.gradients(gf.sum(wide(x)), [x])
 
 
@@ -339,14 +341,19 @@ def test_an_error_inside_a_body_names_the_line_inside() -> None:
     picked, _ = gf.scan(
         lambda c, i: (c + gf.take(rows, i, axis=0)[0], None), gf.constant(0.0), gf.arange(5)
     )
-    with gf.Session() as s, refused(errors.OpError, "take", r"test_functions.py:\d+", "index 3"):
+    with (
+        gf.Session() as s,
+        expect_error(errors.OpError, "take", r"test_functions.py:\d+", "index 3"),
+    ):
         s.run(picked)
 
 
 def test_a_loop_that_does_not_end_is_ended_by_the_deadline() -> None:
     forever = gf.while_loop(lambda v: v < 1, lambda v: v * 1.0, gf.constant(0.5))
     with gf.Session(deadline=0.5) as s:
-        with refused(errors.StepTimeout, "while_loop", r"test_functions.py:\d+", "max_iterations"):
+        with expect_error(
+            errors.StepTimeout, "while_loop", r"test_functions.py:\d+", "max_iterations"
+        ):
             s.run(forever)
         assert s.run(gf.constant(1.0) + 1) == 2.0
 
@@ -359,13 +366,13 @@ def test_a_body_shows_in_the_printed_graph() -> None:
 def test_sizes_of_different_placeholders_are_told_apart() -> None:
     x, y = gf.placeholder("float32", (None, 4)), gf.placeholder("float32", (None, 4))
     one, other = (rf"float32\(placeholder#{i}.shape\[0\], 4\)" for i in (1, 2))
-    with refused(errors.ShapeError, f"carry 0 begins as {one} and comes back as {other}"):
+    with expect_error(errors.ShapeError, f"carry 0 begins as {one} and comes back as {other}"):
         gf.scan(lambda h, e: (y, h), x, gf.zeros((3, 4)))
-    with refused(errors.ShapeError, f"state 0 begins as {one} and comes back as {other}"):
+    with expect_error(errors.ShapeError, f"state 0 begins as {one} and comes back as {other}"):
         gf.while_loop(lambda s: gf.all(s > 0), lambda s: y, x)
-    with refused(errors.ShapeError, rf"the branches differ: \({one}\) and \({other}\)"):
+    with expect_error(errors.ShapeError, rf"the branches differ: \({one}\) and \({other}\)"):
         gf.cond(gf.all(x > 0), lambda: x, lambda: y)
     named = gf.placeholder("float32", ("n", 4))
     alone = r"float32\(placeholder.shape\[0\], 4\)"
-    with refused(errors.ShapeError, rf"begins as float32\(n, 4\) and comes back as {alone}"):
+    with expect_error(errors.ShapeError, rf"begins as float32\(n, 4\) and comes back as {alone}"):
         gf.while_loop(lambda s: gf.all(s > 0), lambda s: y, named)

@@ -54,18 +54,18 @@ def test_named_tuples_dicts_and_lists_keep_their_types_and_keys() -> None:
 def test_flattening_and_rebuilding_any_nest_gives_it_back(nest: object) -> None:
     leaves: dict[Tensor, int] = {}
 
-    def planted(item: object) -> object:
+    def plant_placeholders(item: object) -> object:
         if isinstance(item, list):
-            return [planted(i) for i in item]
+            return [plant_placeholders(i) for i in item]
         if isinstance(item, tuple):
-            return tuple(planted(i) for i in item)
+            return tuple(plant_placeholders(i) for i in item)
         if isinstance(item, dict):
-            return {k: planted(v) for k, v in item.items()}
+            return {k: plant_placeholders(v) for k, v in item.items()}
         leaf = _tensor()
         leaves[leaf] = item  # type: ignore[assignment]
         return leaf
 
-    tensors, rebuild = flatten(planted(nest))
+    tensors, rebuild = flatten(plant_placeholders(nest))
     assert rebuild([leaves[t] for t in tensors]) == nest
 
 

@@ -58,7 +58,7 @@ class Mutator:
         """A new input: a seed with some changes."""
         data = self.random.choice(seeds)
         if self.random.random() < 0.05:
-            data = self._spliced(data, self.random.choice(seeds))
+            data = self._splice(data, self.random.choice(seeds))
         return self.change(data, form)
 
     def change(self, data: bytes, form: str) -> bytes:
@@ -73,7 +73,7 @@ class Mutator:
     def _msgpack(self, data: bytes) -> bytes:
         try:
             value = msgpack.unpackb(data, strict_map_key=False)
-            return bytes(msgpack.packb(self._replaced(value)))
+            return bytes(msgpack.packb(self._replace_part(value)))
         except Exception:  # changed already into something that is no msgpack
             return self._bytes(data)
 
@@ -82,7 +82,7 @@ class Mutator:
             value = json.loads(data)
         except (ValueError, RecursionError):
             return self._bytes(data)
-        text = json.dumps(self._replaced(value), default=str)
+        text = json.dumps(self._replace_part(value), default=str)
         return text.encode("utf-8", "surrogatepass")
 
     def _text(self, data: bytes) -> bytes:
@@ -129,7 +129,7 @@ class Mutator:
                 changed[at : at + width] = number.to_bytes(width, order)  # type: ignore[arg-type]
         return bytes(changed)
 
-    def _spliced(self, first: bytes, second: bytes) -> bytes:
+    def _splice(self, first: bytes, second: bytes) -> bytes:
         return (
             first[: self.random.randint(0, len(first))]
             + second[self.random.randint(0, len(second)) :]
@@ -137,7 +137,7 @@ class Mutator:
 
     # Structure ------------------------------------------------------------------------------------
 
-    def _replaced(self, value: Any) -> Any:
+    def _replace_part(self, value: Any) -> Any:
         """A structure with one part of it changed."""
         value = copy.deepcopy(value)
         places = _places(value)

@@ -58,14 +58,14 @@ class Finding:
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def limit_time(seconds: float) -> Iterator[None]:
     """Raises TooSlow in what computes or waits for too long; if that does not end it, the process
     ends with all stacks on stderr."""
 
-    def late(number: int, frame: object) -> None:
+    def raise_too_slow(number: int, frame: object) -> None:
         raise TooSlow(f"still running after {seconds:g} s of the processor, or {HANGS:g} s")
 
-    before = [signal.signal(number, late) for number, _ in _CLOCKS]
+    before = [signal.signal(number, raise_too_slow) for number, _ in _CLOCKS]
     for (_, clock), limit in zip(_CLOCKS, (seconds, HANGS), strict=True):
         signal.setitimer(clock, limit)
     faulthandler.dump_traceback_later(2 * HANGS, exit=True)
@@ -82,7 +82,7 @@ def limited(seconds: float) -> Iterator[None]:
 def feed(target: Target, data: bytes, number: int = 0) -> Finding | None:
     """What is wrong with how a decoder takes an input; None where nothing is."""
     try:
-        with limited(SECONDS):
+        with limit_time(SECONDS):
             target(data)
     except (Exception, TooSlow):
         return Finding(target.name, number, data, traceback.format_exc(limit=-6))

@@ -90,7 +90,7 @@ from graphflow.runtime.wire.messages import (
 )
 from graphflow.runtime.wire.step_values import Computed
 from graphflow.runtime.worker import worker_status as status
-from tests.runtime.programs import CPU, placed
+from tests.runtime.programs import CPU, place_nodes
 
 SMALL = GraphLimits(nodes=10_000, nbytes=1 << 20)
 SESSION, TOKEN = "5" * 32, "7" * 32
@@ -230,8 +230,8 @@ def graphs() -> tuple[bytes, list[Any]]:
     total, _ = gf.scan(lambda s, row: (s + gf.sum(row), s), gf.constant(0.0), x)
     second = Graph([gf.cond(end > total, lambda: end, lambda: total), gf.random.normal((2, 2))])
     parts = [
-        partition(first, placed(first, far="/worker:1/cpu:0")),
-        partition(second, placed(second)),
+        partition(first, place_nodes(first, far="/worker:1/cpu:0")),
+        partition(second, place_nodes(second)),
     ]
     return codec.encode([part[CPU] for part in parts])
 
@@ -275,12 +275,12 @@ class Poured:
 
 def pipe_seeds() -> tuple[bytes, ...]:
     """Messages with and without a piece of an array, and two in a row."""
-    from tests.runtime.transport.test_bulk_tcp import framed
+    from tests.runtime.transport.test_bulk_tcp import encode_frames
 
     array = np.arange(200_000, dtype="float32")
     (chunk, data), *_ = array_codec.split_array("edge", 3, 5, array, checked=False)
-    ping = framed(wire.encode(envelope(), Ping()))
-    return ping, framed(wire.encode(envelope(), chunk), bytes(data)), ping * 2
+    ping = encode_frames(wire.encode(envelope(), Ping()))
+    return ping, encode_frames(wire.encode(envelope(), chunk), bytes(data)), ping * 2
 
 
 def pipe_bytes(data: bytes) -> None:
@@ -335,7 +335,7 @@ def worker_machine(data: bytes) -> None:
         event: Any = None
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
-                decoded = _decoded(kind, head, body, piece)
+                decoded = _decode_message(kind, head, body, piece)
                 event = decoded and w.MessageReceived(bytes([route % 4]), *decoded, route % 2 > 0)
                 run = decoded and machine.accept_order(event.route, wire.encode(*decoded[:2]), now)
                 if run:
@@ -402,7 +402,7 @@ def coordinator_machine(data: bytes) -> None:
         event: Any = None
         match entry:
             case ["message", int(route), kind, head, body, bytes(piece)]:
-                decoded = _decoded(kind, head, body, piece)
+                decoded = _decode_message(kind, head, body, piece)
                 if (
                     decoded
                     and machine.accept_answer(route % 2, wire.encode(*decoded[:2]), now) is None
@@ -438,7 +438,7 @@ def _entries(data: bytes) -> list[list[Any]]:
     return [each for each in value if isinstance(each, list)] if isinstance(value, list) else []
 
 
-def _decoded(kind: Any, head: Any, body: Any, piece: bytes) -> tuple[Any, ...] | None:
+def _decode_message(kind: Any, head: Any, body: Any, piece: bytes) -> tuple[Any, ...] | None:
     """A message as it would come out of frames; None where it would be refused there."""
     frames: list[bytes | memoryview] = [msgpack.packb([kind, head, body])]
     if kind == "Chunk":
@@ -532,7 +532,7 @@ def secret(data: bytes) -> None:
     ring.own_pair("box", WORKER)
 
 
-def trusted(data: bytes) -> None:
+def read_trusted_keys(data: bytes) -> None:
     ring = Keyring(folder() / "ring")
     place = ring.folder / "trusted"
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -589,7 +589,7 @@ PUBLIC = b"graphflow-key-1 worker box " + b"1" * 64
 
 
 @functools.cache
-def saved() -> tuple[bytes, bytes]:
+def save_checkpoint() -> tuple[bytes, bytes]:
     """The manifest and the shard of a checkpoint in the folder."""
     state = {"w": np.arange(6, dtype="f4").reshape(2, 3), "z": np.ones(2, "c8")}
     checkpoint.save(checkpoint.Checkpoint(state, 7), folder() / "checkpoint")
@@ -598,7 +598,7 @@ def saved() -> tuple[bytes, bytes]:
 
 
 def manifest(data: bytes) -> None:
-    saved()
+    save_checkpoint()
     (folder() / "checkpoint" / "manifest.json").write_bytes(data)
     checkpoint.load(folder() / "checkpoint")
 
@@ -608,7 +608,7 @@ def tensors(data: bytes) -> None:
     shard.read_arrays(data, {"w": np.dtype("f4"), "z": np.dtype("c8")})
 
 
-def taught(data: bytes) -> None:
+def read_learned(data: bytes) -> None:
     """What was learned, as it is kept in a file."""
     path = corrections_file.corrections_path(folder())
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -767,12 +767,12 @@ def targets() -> list[Target]:
         Target("plan file", "json", (plan_seed(),), plan, PlanError, 30),
         Target("public key", "text", (PUBLIC,), key_text, KeyFileError),
         Target("secret key", "text", (SECRET,), secret, KeyFileError, 2),
-        Target("trusted keys", "text", (PUBLIC,), trusted, KeyFileError, 2),
-        Target("manifest", "json", (saved()[0],), manifest, CheckpointError, 5),
+        Target("trusted keys", "text", (PUBLIC,), read_trusted_keys, KeyFileError, 2),
+        Target("manifest", "json", (save_checkpoint()[0],), manifest, CheckpointError, 5),
         Target("session note", "json", (NOTE.encode(),), session_note, CheckpointError, 5),
         Target("status report", "msgpack", (report_seed(),), status_report, ProtocolError, 30),
-        Target("tensors", "bytes", (saved()[1],), tensors, CheckpointError, 2),
-        Target("learned", "json", (taught_seed(),), taught, (), 5),
+        Target("tensors", "bytes", (save_checkpoint()[1],), tensors, CheckpointError, 2),
+        Target("learned", "json", (taught_seed(),), read_learned, (), 5),
         Target("profile", "json", (profile_seed(),), profile, (), 5),
         Target("kernel", "bytes", (kernel_seed(),), kernel, (), 5),
         Target("http", "text", (HTTP,), http, (), 2),

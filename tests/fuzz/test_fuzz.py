@@ -17,7 +17,7 @@ import pytest
 from graphflow.runtime.wire.messages import KINDS
 from tests.fuzz import soak
 from tests.fuzz.mutate import NESTS, VALUES, Mutator
-from tests.fuzz.targets import Target, _decoded, targets
+from tests.fuzz.targets import Target, _decode_message, targets
 
 INPUTS = 5_000
 TARGETS = {each.name: each for each in targets()}
@@ -84,7 +84,7 @@ def test_machines_hear_the_messages_of_their_seeds() -> None:
         for seed in TARGETS[name].seeds:
             for entry in msgpack.unpackb(seed):
                 if entry[0] == "message":
-                    assert _decoded(*entry[2:]) is not None, entry
+                    assert _decode_message(*entry[2:]) is not None, entry
 
 
 # The tools themselves ----------------------------------------------------------------------------

@@ -104,7 +104,7 @@ _KERNEL = re.compile(
 )
 
 
-def missing() -> str | None:
+def explain_missing_compiler() -> str | None:
     """Why nothing can be compiled here, or None."""
     return None if shutil.which("g++") else "there is no g++ to run CUDA sources with"
 

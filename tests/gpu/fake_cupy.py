@@ -81,7 +81,7 @@ class World:
     def enqueue(self, task: Callable[[], Any]) -> None:
         self.stream().add(task)
 
-    def settled(self, what: str) -> None:
+    def settle(self, what: str) -> None:
         """Let the current stream run, for something that needs its values now."""
         self.forbid(what)
         self.stream().drain()
@@ -144,7 +144,7 @@ class Stream:
         return event
 
     def wait_event(self, event: Event) -> None:
-        self.add(event.reached)
+        self.add(event.run_until_reached)
 
     def begin_capture(self, mode: int | None = None) -> None:
         assert mode == Runtime.streamCaptureModeThreadLocal
@@ -185,13 +185,13 @@ class Event:
     def _pass(self) -> None:
         self.done, self.at = True, perf_counter()
 
-    def reached(self) -> None:
+    def run_until_reached(self) -> None:
         if self.stream is not None:
             self.stream.drain(self)
 
     def synchronize(self) -> None:
         _world.forbid("a wait for an event")
-        self.reached()
+        self.run_until_reached()
 
 
 def get_elapsed_time(start: Event, end: Event) -> float:
@@ -354,10 +354,10 @@ class ndarray(np.ndarray):
         return MemoryPointer(self.memory, address - self.memory.ptr)
 
     def __array_ufunc__(self, ufunc: Any, method: str, *args: Any, **kwargs: Any) -> Any:
-        return _called(getattr(ufunc, method), args, kwargs)
+        return _call_numpy(getattr(ufunc, method), args, kwargs)
 
     def __array_function__(self, func: Any, kinds: Any, args: Any, kwargs: Any) -> Any:
-        return _called(func, args, kwargs)
+        return _call_numpy(func, args, kwargs)
 
     def __getitem__(self, key: Any) -> Any:
         keys = key if isinstance(key, tuple) else (key,)
@@ -371,7 +371,7 @@ class ndarray(np.ndarray):
         anywhere = tuple(
             np.zeros_like(k) if isinstance(k, np.ndarray) and k.dtype != bool else k for k in keys
         )
-        return made("an index", lambda: mine[key], lambda: mine[raw(anywhere)])
+        return make_arrays("an index", lambda: mine[key], lambda: mine[raw(anywhere)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         _host_array(value)
@@ -385,7 +385,7 @@ class ndarray(np.ndarray):
         (stream or _world.stream()).add(lambda: np.copyto(mine, copy))
 
     def get(self) -> np.ndarray:
-        _world.settled("a copy to the host")
+        _world.settle("a copy to the host")
         _world.crossings.append("out")
         return np.array(self.view(np.ndarray))
 
@@ -393,11 +393,11 @@ class ndarray(np.ndarray):
         self[...] = value
 
     def copy(self, order: Any = "C") -> Any:
-        return _called(np.array, (self,), {})
+        return _call_numpy(np.array, (self,), {})
 
     def astype(self, dtype: Any, copy: bool = True, **rest: Any) -> Any:  # type: ignore[override]
         mine = raw(self)
-        return made("a conversion", lambda: mine.astype(dtype))
+        return make_arrays("a conversion", lambda: mine.astype(dtype))
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:  # type: ignore[override]
         _world.allocate(1)  # what sorting needs
@@ -423,11 +423,13 @@ class ndarray(np.ndarray):
         return self.get().tolist()
 
 
-def made(what: str, compute: Callable[[], Any], alike: Callable[[], Any] | None = None) -> Any:
+def make_arrays(
+    what: str, compute: Callable[[], Any], alike: Callable[[], Any] | None = None
+) -> Any:
     """New arrays: at once, or, in a capture, in their time and in memory that is taken now; `alike`
     gives some of their sizes."""
     if _world.stream().collected is None:
-        _world.settled(what)
+        _world.settle(what)
         return fresh(compute())
     with np.errstate(all="ignore"):
         found = (alike or compute)()  # of noise, for the sizes
@@ -451,7 +453,7 @@ def _host_array(value: Any) -> None:
         raise TypeError("Unsupported type <class 'numpy.ndarray'>")
 
 
-def _called(function: Any, args: Any, kwargs: Any) -> Any:
+def _call_numpy(function: Any, args: Any, kwargs: Any) -> Any:
     """A function of numpy's over arrays of the device: later where it has a place for its result,
     at once where it makes one."""
     for value in args:
@@ -464,7 +466,7 @@ def _called(function: Any, args: Any, kwargs: Any) -> Any:
     if out is None and function is not np.copyto:
         name = getattr(function, "__name__", str(function))
         given, named = raw(args), raw(kwargs)
-        return made(f"{name} makes an array", lambda: function(*given, **named))
+        return make_arrays(f"{name} makes an array", lambda: function(*given, **named))
     given, named = raw(args), raw(kwargs)
     if function is np.copyto:
         _world.enqueue(lambda: np.copyto(*given, **named))
@@ -544,7 +546,7 @@ def _asarray(a: Any, dtype: Any = None) -> Any:
         return a.astype(dtype)
     array = np.asarray(a, dtype)
     _world.upload(max(array.nbytes, 1))
-    _world.settled("a copy from the host")
+    _world.settle("a copy from the host")
     return fresh(array)
 
 
@@ -567,7 +569,7 @@ class _Cupy(types.ModuleType):
             return found
 
         def function(*args: Any, **kwargs: Any) -> Any:
-            return _called(found, args, kwargs)
+            return _call_numpy(found, args, kwargs)
 
         function.__name__ = name
         return function

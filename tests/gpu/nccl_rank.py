@@ -46,12 +46,12 @@ def examples(count: int) -> list[tuple[Collective, list[Array]]]:
     return found
 
 
-def _until(end: float) -> None:
+def _check_deadline(end: float) -> None:
     if time.monotonic() > end:
         raise StepTimeout("this step's time is up")
 
 
-def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Communicator:
+def _join_group(folder: Path, backend: GpuBackend, count: int, rank: int) -> Communicator:
     name = folder / "name"
     if rank == 0:
         unique = [*nccl.library().get_unique_id()]
@@ -59,18 +59,18 @@ def _met(folder: Path, backend: GpuBackend, count: int, rank: int) -> Communicat
         (folder / "draft").rename(name)
     end = time.monotonic() + _SECONDS
     while not name.exists():
-        _until(end)
+        _check_deadline(end)
         time.sleep(0.01)
     unique = json.loads(name.read_text())
     group = Communicator(backend)
-    assert group.connect(count, unique, rank, lambda: _until(end))
+    assert group.connect(count, unique, rank, lambda: _check_deadline(end))
     return group
 
 
 def exchange(folder: Path, count: int, rank: int) -> None:
     """All examples, twice each: the second result is kept."""
     backend = GpuBackend(rank % import_cupy().cuda.runtime.getDeviceCount())
-    group = _met(folder, backend, count, rank)
+    group = _join_group(folder, backend, count, rank)
     results = []
     for what, xs in examples(count):
         way, spec = NcclCollective(what, rank, group), what.result_spec(rank)
@@ -79,7 +79,7 @@ def exchange(folder: Path, count: int, rank: int) -> None:
         for _ in range(2):
             way.record_ready()
             end = time.monotonic() + _SECONDS
-            way.run(x, y, lambda end=end: _until(end))  # type: ignore[misc]
+            way.run(x, y, lambda end=end: _check_deadline(end))  # type: ignore[misc]
         results.append(np.frombuffer(backend.to_host(y).tobytes(), np.uint8))
     group.close()
     np.savez(folder / f"rank-{rank}.npz", *results)
@@ -88,7 +88,7 @@ def exchange(folder: Path, count: int, rank: int) -> None:
 def leave(folder: Path, count: int, rank: int) -> None:
     """Rank 0 is left alone in an exchange and gives up; its GPU goes on with other things."""
     backend = GpuBackend(rank % import_cupy().cuda.runtime.getDeviceCount())
-    group = _met(folder, backend, count, rank)
+    group = _join_group(folder, backend, count, rank)
     if rank:
         (folder / f"left-{rank}").touch()
         return
@@ -102,7 +102,7 @@ def leave(folder: Path, count: int, rank: int) -> None:
     way.record_ready()
     began = time.monotonic()
     try:
-        way.run(x, y, lambda: _until(began + 1.0))
+        way.run(x, y, lambda: _check_deadline(began + 1.0))
     except StepTimeout:
         taken = time.monotonic() - began
     with backend.active():

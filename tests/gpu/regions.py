@@ -118,7 +118,10 @@ def along_rows() -> Iterator[tuple[Single, tuple[tuple[int, ...], ...]]]:
             for longer in (1, 37, 300):
                 last = sample.inputs[0].shape[-1] if sample.inputs[0].shape else 1
                 shapes = tuple(
-                    tuple(_grown(int(n), longer if n == last else min(longer, 2)) for n in s.shape)  # type: ignore[arg-type]
+                    tuple(
+                        _scale_size(int(n), longer if n == last else min(longer, 2))
+                        for n in s.shape
+                    )  # type: ignore[arg-type]
                     for s in sample.inputs
                 )
                 form = collapsed_form(op, shapes, sample.attrs) if prod(shapes[0]) < 5_000 else None
@@ -126,5 +129,5 @@ def along_rows() -> Iterator[tuple[Single, tuple[tuple[int, ...], ...]]]:
                     yield single, shapes
 
 
-def _grown(size: int, factor: int) -> int:
+def _scale_size(size: int, factor: int) -> int:
     return size if size == 1 else size * factor

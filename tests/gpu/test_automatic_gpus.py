@@ -32,7 +32,8 @@ from tests.placement.speeds import profile, speeds
 CPU, GPU = "/worker:0/cpu:0", "/worker:0/gpu:0"
 X = np.random.default_rng(0).random((64, 256), "float32")
 needs_compiler = pytest.mark.skipif(
-    cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
+    cuda_on_cpu.explain_missing_compiler() is not None,
+    reason=str(cuda_on_cpu.explain_missing_compiler()),
 )
 
 
@@ -51,11 +52,11 @@ def install(
 ) -> fake_cupy.World:
     """A machine with GPUs that compute a hundred times as fast as its CPU."""
     world = fake_cupy.install(monkeypatch, devices, memory)
-    monkeypatch.setattr(calibrate, "measure_machine", measured)
+    monkeypatch.setattr(calibrate, "measure_machine", make_profile)
     return world
 
 
-def measured(kinds: Sequence[str]) -> dict[str, Any]:
+def make_profile(kinds: Sequence[str]) -> dict[str, Any]:
     slow = speeds()
     quick = {
         "matmul": {k: [[f, s / 100] for f, s in points] for k, points in slow["matmul"].items()},
@@ -232,7 +233,7 @@ def test_a_plan_without_a_session_leaves_out_gpus_that_cannot_be_measured(
     def fail(kinds: Sequence[str]) -> dict[str, Any]:
         if "gpu" in kinds:
             raise fake_cupy.CUDARuntimeError("cudaErrorMemoryAllocation: out of memory")
-        return measured(kinds)
+        return make_profile(kinds)
 
     monkeypatch.setattr(calibrate, "measure_machine", fail)
     x, _, loss = large()

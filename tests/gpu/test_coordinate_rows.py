@@ -22,7 +22,7 @@ from tests.gpu.compilers import compiler
 from tests.linear.problems import LOSSES, random_problem
 
 needs_host_compiler = pytest.mark.skipif(
-    cuda_on_cpu.missing() is not None, reason="no g++ runs CUDA sources here"
+    cuda_on_cpu.explain_missing_compiler() is not None, reason="no g++ runs CUDA sources here"
 )
 
 

@@ -16,7 +16,8 @@ from tests.gpu.cuda_on_cpu import OnCpu
 from tests.gpu.regions import Single, along_rows, draw_numbers, singles
 
 pytestmark = pytest.mark.skipif(
-    cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
+    cuda_on_cpu.explain_missing_compiler() is not None,
+    reason=str(cuda_on_cpu.explain_missing_compiler()),
 )
 Shapes = Sequence[tuple[int, ...]]
 # Whole vectors, and a row that is none; rows, columns and scalars.
@@ -29,7 +30,7 @@ FORMS: dict[int, list[Shapes]] = {
 _CALLS_LIBM = ("sin", "cos", "pow")
 
 
-def launched(
+def launch_kernel(
     module: OnCpu, kernel: CudaKernel, sizes: Sequence[int], arrays: Sequence[Any], outs: Any
 ) -> None:
     """Run a kernel as a GPU of one multiprocessor would."""
@@ -38,7 +39,7 @@ def launched(
     module.launch(kernel.name, grid.blocks, grid.threads, [*arrays, *outs, *grid.numbers])
 
 
-def same(have: np.ndarray[Any, Any], want: np.ndarray[Any, Any], exactly: bool) -> bool:
+def are_equal(have: np.ndarray[Any, Any], want: np.ndarray[Any, Any], exactly: bool) -> bool:
     """Whether arrays are equal bit by bit, whatever the bits of NaN; or to the last digits."""
     if have.dtype != want.dtype or have.shape != want.shape:
         return False
@@ -80,11 +81,11 @@ def check(chosen: list[tuple[Single, Shapes]]) -> None:
         with np.errstate(all="ignore"):
             wanted = np.asarray(single.op.run(np, arrays, dict(single.attrs))[0])
         out = np.full(wanted.shape, 1, single.out)
-        launched(module, kernel, sizes, arrays, [out])
+        launch_kernel(module, kernel, sizes, arrays, [out])
         exactly = single.op.name not in _CALLS_LIBM and not any(
             is_half(as_dtype(d)) for d in single.dtypes
         )
-        if not same(out, wanted, exactly):
+        if not are_equal(out, wanted, exactly):
             wrong.append(f"{single} over {shapes}: {out.ravel()[:8]} for {wanted.ravel()[:8]}")
     assert wrong == []
 
@@ -115,7 +116,7 @@ def test_kernels_along_rows_and_columns_are_as_close_as_the_order_of_summation_l
         ]  # fmt: skip
         wanted = np.asarray(single.op.run(np, arrays, dict(single.attrs))[0])
         out = np.full(wanted.shape, 7, single.out)
-        launched(module, cuda_kernel(region), sizes, arrays, [out])
+        launch_kernel(module, cuda_kernel(region), sizes, arrays, [out])
         if not np.allclose(out, wanted, rtol=2e-5, atol=1e-6, equal_nan=True):
             wrong.append(f"{single} over {shapes} by {region.over}: {out.ravel()[:4]}, "
                          f"not {wanted.ravel()[:4]}")  # fmt: skip

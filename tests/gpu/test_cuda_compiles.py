@@ -17,7 +17,7 @@ from graphflow.runtime.partitioning.partition import partition
 from tests.gpu.compilers import compiler
 from tests.gpu.regions import along_rows
 from tests.gpu.test_cuda import cases
-from tests.runtime.programs import placed
+from tests.runtime.programs import place_nodes
 
 GPU = "/worker:0/gpu:0"
 pytestmark = pytest.mark.skipif(
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.skipif(
 def kernels_of(*fetches: Tensor) -> list[CudaKernel]:
     """Of a model on a GPU."""
     graph = Graph(fetches).verify()
-    layout = plan_layout(partition(graph, placed(graph, GPU))[GPU], {})
+    layout = plan_layout(partition(graph, place_nodes(graph, GPU))[GPU], {})
     return [cuda_kernel(fused.region) for fused in dict.fromkeys(layout.regions.values())]
 
 

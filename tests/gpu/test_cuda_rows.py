@@ -20,13 +20,13 @@ EDGES = [np.nan, np.inf, -np.inf, 0.0, -0.0, 1e-45, -3e-45, 1e-39, 0.1, -7.3, 3.
 
 @pytest.fixture
 def xp(monkeypatch: pytest.MonkeyPatch) -> Any:
-    if (missing := cuda_on_cpu.missing()) is not None:
+    if (missing := cuda_on_cpu.explain_missing_compiler()) is not None:
         pytest.skip(missing)
     fake_cupy.install(monkeypatch)
     return import_cupy()
 
 
-def _drawn(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+def _draw_array(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(0)
     if np.dtype(dtype).kind in "fc":
         found = rng.choice(EDGES, shape)
@@ -54,7 +54,7 @@ def test_rows_are_combined_with_the_bits_of_a_cpu(
     xp: Any, dtype: str, reduction: str, width: int
 ) -> None:
     """In the order of the updates, denormals kept."""
-    out, updates = _drawn(dtype, (7, width)), _drawn(dtype, (60, width))
+    out, updates = _draw_array(dtype, (7, width)), _draw_array(dtype, (60, width))
     rows = np.random.default_rng(1).integers(0, 6, 60)
     there = _there(xp, out, rows, updates)
     with np.errstate(all="ignore"):

@@ -26,10 +26,11 @@ from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.program.gpu_program import GpuCode
 from graphflow.runtime.program.program import Program
 from tests.gpu import cuda_on_cpu, fake_cupy
-from tests.runtime.programs import NoChannel, placed
+from tests.runtime.programs import NoChannel, place_nodes
 
 pytestmark = pytest.mark.skipif(
-    cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
+    cuda_on_cpu.explain_missing_compiler() is not None,
+    reason=str(cuda_on_cpu.explain_missing_compiler()),
 )
 GPU = "/worker:0/gpu:0"
 X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
@@ -49,7 +50,7 @@ class OnGpu:
     """Fetches compiled for a GPU, without a session."""
 
     def __init__(self, *fetches: Tensor, backend: GpuBackend | None = None) -> None:
-        part = partition(graph := Graph(fetches).verify(), placed(graph, GPU))[GPU]
+        part = partition(graph := Graph(fetches).verify(), place_nodes(graph, GPU))[GPU]
         self.backend = backend or GpuBackend(0)
         self.state = {}
         for node in part.graph.variables:

@@ -11,7 +11,8 @@ import graphflow as gf
 from tests.gpu import cuda_on_cpu, fake_cupy
 
 pytestmark = pytest.mark.skipif(
-    cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
+    cuda_on_cpu.explain_missing_compiler() is not None,
+    reason=str(cuda_on_cpu.explain_missing_compiler()),
 )
 
 
@@ -22,7 +23,7 @@ def test_two_gpus_and_a_cpu_exchange_with_the_bits_of_one_device(
     monkeypatch.setenv("GRAPHFLOW_CACHE", str(tmp_path))
     fake_cupy.install(monkeypatch, devices=2)
 
-    def built(devices: list[str]) -> list[Any]:
+    def build_graph(devices: list[str]) -> list[Any]:
         xs = []
         for i, name in enumerate(devices):
             with gf.device(name):
@@ -33,7 +34,7 @@ def test_two_gpus_and_a_cpu_exchange_with_the_bits_of_one_device(
 
     names = ["cpu:0", "gpu:0", "gpu:1"]
     with gf.Session(gf.Cluster.here(names)) as several, gf.Session() as one:
-        fetches, wanted = built(names), one.run(built(["cpu:0"] * 3))
+        fetches, wanted = build_graph(names), one.run(build_graph(["cpu:0"] * 3))
         for _ in range(3):
             for found, value in zip(several.run(fetches), wanted, strict=True):
                 assert found.tobytes() == value.tobytes()

@@ -130,10 +130,10 @@ def test_a_small_card_is_measured_with_what_has_room(
 def test_where_no_graph_can_be_made_a_kernel_starts_by_a_call(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: Any, mode: int | None = None) -> None:
+    def raise_not_supported(self: Any, mode: int | None = None) -> None:
         raise fake_cupy.CUDARuntimeError("cudaErrorNotSupported")
 
-    monkeypatch.setattr(fake_cupy.Stream, "begin_capture", refused)
+    monkeypatch.setattr(fake_cupy.Stream, "begin_capture", raise_not_supported)
     with measure_gpu._exclusive_stream() as (cupy, stream):
         assert GpuKernelTimer(cupy, stream).launch > 0
 

@@ -32,7 +32,7 @@ LOOPBACK = {
 }  # fmt: skip
 
 
-def together(folder: Path, count: int, what: str) -> None:
+def run_ranks(folder: Path, count: int, what: str) -> None:
     """Run the ranks of a group; all end well."""
     script = Path(__file__).with_name("nccl_rank.py")
     command = [sys.executable, str(script), str(folder), str(count)]
@@ -53,7 +53,7 @@ def together(folder: Path, count: int, what: str) -> None:
 
 @pytest.mark.parametrize("count", [2, 3])
 def test_nccl_gives_the_bits_of_the_plain_kernels(count: int, tmp_path: Path) -> None:
-    together(tmp_path, count, "exchange")
+    run_ranks(tmp_path, count, "exchange")
     found = [np.load(tmp_path / f"rank-{rank}.npz") for rank in range(count)]
     cases = examples(count)
     assert len(cases) > EXAMPLES // 4
@@ -66,7 +66,7 @@ def test_nccl_gives_the_bits_of_the_plain_kernels(count: int, tmp_path: Path) ->
 
 
 def test_a_rank_that_is_left_alone_gives_up_and_its_gpu_goes_on(tmp_path: Path) -> None:
-    together(tmp_path, 2, "leave")
+    run_ranks(tmp_path, 2, "leave")
     end = json.loads((tmp_path / "end.json").read_text())
     assert 0.9 < end["seconds"] < 10 and end["total"] == 1 << 20
 
@@ -103,7 +103,7 @@ def test_sessions_exchange_by_nccl_with_the_bits_of_one_device(
     workers = started(GRAPHFLOW_NCCL=setting)
     agrees(cluster_of(tmp_path, *workers), ["/worker:0/gpu:0", "/worker:1/gpu:0"], "ring", "tree")
     for worker in workers:
-        told = worker.told()
+        told = worker.describe_output()
         assert ("nccl.met" in told) == (setting == "on") and "nccl.refused" not in told, told
 
 
@@ -125,7 +125,7 @@ def test_a_worker_that_freezes_amid_exchanges_by_nccl_is_lost_and_the_other_goes
     with gf.Session(cluster_of(tmp_path, *workers)) as session:
         for _ in range(3):
             assert session.run(ys, feeds) == [4 << 20] * 2
-        assert "nccl.met" in workers[0].told()
+        assert "nccl.met" in workers[0].describe_output()
         stop(workers[1].pid)
         began = time.monotonic()
         with pytest.raises(WorkerLost, match="worker 1"):

@@ -23,10 +23,10 @@ from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
 from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.transforms.op_testing import draw
 from tests.gpu.regions import Single, draw_numbers, singles
-from tests.gpu.test_cuda import FORMS, same
+from tests.gpu.test_cuda import FORMS, are_equal
 from tests.gpu.test_gpu import OnGpu
 from tests.gpu.test_gpu_libraries import check_products_of_views
-from tests.ops.signs import fixed
+from tests.ops.signs import fix_signs
 
 pytestmark = pytest.mark.gpu
 # What is the executor's, the host's, or holds bodies.
@@ -64,7 +64,7 @@ def test_every_op_gives_numpys_numbers_eager_captured_and_replayed(
     turns = (0, 1, 0, 1)
     runs = [on_gpu.run(fetches, dict(zip(inputs, given[i], strict=True))) for i in turns]
     for i in (0, 1):
-        for have, want in zip(fixed(op, runs[i]), fixed(op, wanted[i]), strict=True):
+        for have, want in zip(fix_signs(op, runs[i]), fix_signs(op, wanted[i]), strict=True):
             assert have.dtype == want.dtype and have.shape == want.shape
             if have.dtype.kind in "fc" and not op.random:
                 np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
@@ -85,7 +85,7 @@ def test_an_elementwise_kernel_gives_the_bits_of_a_cpu(on_gpu: gf.Session, singl
     with np.errstate(all="ignore"):
         wanted = np.asarray(single.op.run(np, arrays, dict(single.attrs))[0])
     exactly = single.op.name not in ("sin", "cos", "pow") and "16" not in str(single.dtypes)
-    assert same(have, wanted, exactly)
+    assert are_equal(have, wanted, exactly)
 
 
 @settings(max_examples=150, deadline=None)
@@ -107,7 +107,7 @@ def _model() -> tuple[Any, Any, Any]:
     return x, labels, [loss, gf.optim.Adam(0.01).minimize(loss)]
 
 
-def _trained(devices: list[str], steps: int = 12) -> np.ndarray[Any, Any]:
+def _run_training(devices: list[str], steps: int = 12) -> np.ndarray[Any, Any]:
     x, labels, fetches = _model()
     rng = np.random.default_rng(1)
     feeds = {x: rng.normal(size=(64, 100)).astype("float32")}
@@ -117,20 +117,20 @@ def _trained(devices: list[str], steps: int = 12) -> np.ndarray[Any, Any]:
 
 
 def test_a_model_trains_as_on_a_cpu() -> None:
-    np.testing.assert_allclose(_trained(["gpu:0"]), _trained(["cpu:0"]), rtol=2e-3)
+    np.testing.assert_allclose(_run_training(["gpu:0"]), _run_training(["cpu:0"]), rtol=2e-3)
 
 
 def test_replayed_graphs_give_the_bits_of_steps_one_by_one(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    captured = _trained(["gpu:0"])
+    captured = _run_training(["gpu:0"])
     assert "gpu.uncaptured" not in caplog.text
     monkeypatch.setenv("GRAPHFLOW_CUDA_GRAPHS", "off")
-    assert captured.tobytes() == _trained(["gpu:0"]).tobytes()
+    assert captured.tobytes() == _run_training(["gpu:0"]).tobytes()
 
 
 def test_two_runs_give_the_same_bits() -> None:
-    assert _trained(["gpu:0"]).tobytes() == _trained(["gpu:0"]).tobytes()
+    assert _run_training(["gpu:0"]).tobytes() == _run_training(["gpu:0"]).tobytes()
 
 
 def test_steps_in_flight_do_not_mix_their_feeds(on_gpu: gf.Session) -> None:
@@ -146,16 +146,16 @@ def test_steps_in_flight_do_not_mix_their_feeds(on_gpu: gf.Session) -> None:
 def test_memory_comes_back_when_a_session_ends() -> None:
     import cupy
 
-    def taken() -> int:
+    def measure_leak() -> int:
         """Bytes that three sessions leave taken. Others that use the GPU meanwhile make it more or
         less."""
         free = cupy.cuda.runtime.memGetInfo()[0]
         for _ in range(3):
-            _trained(["gpu:0"], 2)
+            _run_training(["gpu:0"], 2)
         return int(free - cupy.cuda.runtime.memGetInfo()[0])
 
-    _trained(["gpu:0"], 2)
-    assert min(taken() for _ in range(5)) < 32 << 20
+    _run_training(["gpu:0"], 2)
+    assert min(measure_leak() for _ in range(5)) < 32 << 20
 
 
 def test_a_step_takes_the_memory_that_was_planned() -> None:
@@ -182,4 +182,6 @@ def test_a_tensor_goes_from_one_gpu_to_another() -> None:
     inlet = InputBuffer(other, TensorSpec(x.shape, x.dtype))
     inlet(handed)
     assert other.to_host(inlet.array).tobytes() == x.tobytes()
-    np.testing.assert_allclose(_trained(["gpu:0", "gpu:1"]), _trained(["gpu:0"]), rtol=1e-4)
+    np.testing.assert_allclose(
+        _run_training(["gpu:0", "gpu:1"]), _run_training(["gpu:0"]), rtol=1e-4
+    )

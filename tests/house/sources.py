@@ -31,15 +31,24 @@ class Source:
         """All nodes of the syntax tree; a dozen tests iterate over them."""
         return tuple(ast.walk(self.tree))
 
-    def at(self, node: ast.stmt | ast.expr) -> str:
+    def locate(self, node: ast.stmt | ast.expr) -> str:
         return f"{self.path.relative_to(ROOT)}:{node.lineno}"
 
 
-@cache
 def sources() -> tuple[Source, ...]:
     """Return every file under `graphflow`, those behind the three links included, each once."""
+    return _read_folder("graphflow")
+
+
+def sources_of_tests() -> tuple[Source, ...]:
+    """Return every file under `tests`."""
+    return _read_folder("tests")
+
+
+@cache
+def _read_folder(folder: str) -> tuple[Source, ...]:
     found = []
-    for path in _files(ROOT / "graphflow"):
+    for path in _files(ROOT / folder):
         dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         text = path.read_text(encoding="utf-8")
         found.append(Source(dotted.removesuffix(".__init__"), path, text))

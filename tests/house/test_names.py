@@ -1,18 +1,18 @@
 """Names that a reader need not open: functions are verbs, predicates read as predicates, and each
-class name stands for one class of the project."""
+class name stands for one class of the project. Helpers of tests follow the same rules."""
 
 from __future__ import annotations
 
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from typing import NamedTuple
 
 import pytest
 
-from tests.house.sources import LINKED_PACKAGES, ROOT, Source, sources
+from tests.house.sources import LINKED_PACKAGES, ROOT, Source, sources, sources_of_tests
 
 EXEMPT = {
     "graphflow/parallel/pipelining/standard_schedules.py:interleaved": "public",
@@ -24,6 +24,7 @@ EXEMPT = {
     "ops/kernels/compiled_loops/python_to_llvm.py:_Body._for": "named after a statement",
     "runtime/tracing/trace.py:Trace.measured": "public",
     "ops/ordering/search.py:searchsorted": "the name that numpy and the array API standard have",
+    "tests/fuzz/targets.py:Poured.setblocking": "it stands in for that method of a socket",
 }
 """Functions that break a rule on purpose, as `file:qualified name`, and why."""
 
@@ -50,10 +51,11 @@ IRREGULAR = words(
 # Regular participles end in -ed, -en or -ing, and so do these nouns, adjectives and infinitives.
 NO_PARTICIPLES = words(
     """
-    bearing bed bfloat bleed breed bring cling den embed embedding encoding even exceed feed flatten
-    garden gen happen heading lengthen listen mapping need open padding pen ping pooling proceed red
-    ring rounding screen seed setting shed shorten speed spelling spring strengthen string succeed
-    reopen sing ten then thing tighten token warning weed when widen wing
+    bearing bed bfloat bleed breed bring children cling den embed embedding encoding even exceed
+    feed flatten garden gen happen heading lengthen listen mapping need open padding pen ping
+    pooling proceed red ring rounding screen seed setting shed shorten speed spelling spring
+    strengthen string succeed reopen sing ten then thing tighten token warning weed when widen
+    wing
     """
 )
 # A function that is called only so says where, when or how, but not what it does.
@@ -85,6 +87,7 @@ ACTIONS = words(
 )
 
 
+Rule = Callable[[Iterable[Source]], list[str]]
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
@@ -101,10 +104,13 @@ class Function(NamedTuple):
 
     @property
     def is_named_by_us(self) -> bool:
-        """False for a property, which is a noun, and for Python's own names such as `__len__`."""
+        """False for properties and fixtures, which are nouns, and for names such as `__len__`."""
         decorators = [ast.unparse(each) for each in self.node.decorator_list]
-        is_property = any("property" in each or each.endswith(".setter") for each in decorators)
-        return not is_property and not self.node.name.startswith("__")
+        is_noun = any(
+            "property" in each or each.endswith(".setter") or "pytest.fixture" in each
+            for each in decorators
+        )
+        return not is_noun and not self.node.name.startswith("__")
 
 
 def functions(files: Iterable[Source]) -> Iterator[Function]:
@@ -207,12 +213,17 @@ def test_a_function_that_returns_a_bool_reads_as_a_predicate_or_an_action() -> N
     assert unasked_predicates(sources()) == []
 
 
+@pytest.mark.parametrize("rule", [participles, prepositions, unasked_predicates])
+def test_helpers_of_tests_are_named_as_functions_of_the_package(rule: Rule) -> None:
+    assert rule(sources_of_tests()) == []
+
+
 def test_every_class_name_is_unique() -> None:
     assert shared_class_names(sources()) == []
 
 
 def test_every_exemption_is_still_needed() -> None:
-    files = {_path(source): source for source in sources()}
+    files = {_path(source): source for source in (*sources(), *sources_of_tests())}
     for exempt in (*EXEMPT, *EXEMPT_CLASSES):
         path, _, qualname = exempt.partition(":")
         assert qualname in dict(definitions(files[path])), exempt
@@ -225,6 +236,7 @@ def test_every_exemption_is_still_needed() -> None:
         (participles, "class A:\n  def _computing(self): ...",
          "class A:\n  @property\n  def loaded(self): ..."),
         (participles, "def f():\n  async def given(): ...", "def embedding(): ..."),
+        (participles, "def made(): ...", "@pytest.fixture\ndef made(): ..."),
         (prepositions, "def until(): ...", "def wait_until(): ..."),
         (unasked_predicates, "def intact() -> bool: ...", "def is_intact() -> bool: ..."),
         (unasked_predicates, "def _room(x) -> 'bool': ...", "def fits(x) -> bool: ..."),
@@ -233,8 +245,7 @@ def test_every_exemption_is_still_needed() -> None:
          "class A: ...\nclass B: ..."),
     ],
 )  # fmt: skip
-def test_each_rule_sees_what_it_forbids(rule: object, wrong: str, right: str) -> None:
-    assert callable(rule)
+def test_each_rule_sees_what_it_forbids(rule: Rule, wrong: str, right: str) -> None:
     (told,) = rule([Source("graphflow.odd", ROOT / "graphflow/odd.py", wrong)])
     assert "graphflow/odd.py:" in told
     assert rule([Source("graphflow.odd", ROOT / "graphflow/odd.py", right)]) == []

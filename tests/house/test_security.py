@@ -90,7 +90,7 @@ def test_the_text_of_programs_is_made_of_identifiers_and_numbers() -> None:
             if isinstance(part, ast.FormattedValue):
                 text = ast.unparse(part.value)
                 if re.search(r"\.name\b(?!\()|\.names\[node\]|attrs\[|location", text):
-                    wrong.append(f"{code.at(call)}: {text}")
+                    wrong.append(f"{code.locate(call)}: {text}")
     allowed = {"int(node.attrs['edge'])"}
     assert [each for each in wrong if each.split(": ")[1] not in allowed] == []
 
@@ -112,7 +112,7 @@ def test_no_shell_is_started() -> None:
         for call, name in calls(source):
             shell = any(word.arg == "shell" for word in call.keywords)
             if name in {"os.system", "os.popen", "subprocess.getoutput"} or shell:
-                wrong.append(source.at(call))
+                wrong.append(source.locate(call))
     assert wrong == []
 
 
@@ -123,7 +123,7 @@ def test_nothing_listens_everywhere_unless_a_user_says_so() -> None:
         for node in source.nodes:
             text = isinstance(node, ast.Constant) and isinstance(node.value, str)
             if text and id(node) not in told and EVERYWHERE.search(node.value):
-                wrong.append(f"{source.at(node)}: {node.value!r}")
+                wrong.append(f"{source.locate(node)}: {node.value!r}")
     assert wrong == []
 
 

@@ -61,7 +61,7 @@ def test_every_module_says_what_it_is_for() -> None:
 
 def test_imports_are_absolute_and_never_name_a_bare_folder() -> None:
     wrong = [
-        f"{source.at(node)}: {name}"
+        f"{source.locate(node)}: {name}"
         for source in sources()
         for node, name in imports(source)
         if name.startswith(".") or name.split(".")[0] in LINKED_PACKAGES
@@ -78,7 +78,7 @@ def test_internals_never_import_the_facade() -> None:
             whole = name == "graphflow"
             reexported = name.count(".") == 1 and name.startswith("graphflow.")
             if whole or (reexported and not _is_module(name)):
-                wrong.append(f"{source.at(node)}: {name}")
+                wrong.append(f"{source.locate(node)}: {name}")
     assert wrong == []
 
 
@@ -91,7 +91,7 @@ def test_nothing_that_unpickles_is_imported() -> None:
             if head == "multiprocessing" and not name.startswith(PLAIN_MULTIPROCESSING):
                 pickles = True
             if pickles:
-                wrong.append(f"{source.at(node)}: {name}")
+                wrong.append(f"{source.locate(node)}: {name}")
     assert wrong == []
 
 
@@ -100,12 +100,12 @@ def test_nothing_that_unpickles_is_called() -> None:
     for source in sources():
         for node in source.nodes:
             if isinstance(node, ast.Attribute) and node.attr in PICKLING_METHODS:
-                wrong.append(f"{source.at(node)}: {node.attr}")
+                wrong.append(f"{source.locate(node)}: {node.attr}")
             if isinstance(node, ast.Call):
                 name = ast.unparse(node.func)
-                wrong += [f"{source.at(node)}: {name}"] * (name in UNPICKLING_CALLS)
+                wrong += [f"{source.locate(node)}: {name}"] * (name in UNPICKLING_CALLS)
                 wrong += [
-                    f"{source.at(node)}: allow_pickle"
+                    f"{source.locate(node)}: allow_pickle"
                     for keyword in node.keywords
                     if keyword.arg == "allow_pickle"
                     and not (isinstance(keyword.value, ast.Constant) and not keyword.value.value)
@@ -133,7 +133,7 @@ def test_the_rules_on_pickles_see_what_they_forbid(
 
 def test_no_module_reads_the_environment_when_it_is_imported() -> None:
     wrong = [
-        source.at(node)
+        source.locate(node)
         for source in sources()
         for node in _in_no_function(source.tree)
         if isinstance(node, ast.Attribute) and node.attr in {"environ", "getenv", "environb"}
@@ -148,28 +148,28 @@ def test_the_environment_is_read_in_one_place() -> None:
 
 
 @cache
-def _raised() -> list[tuple[str, str]]:
+def _list_raised_errors() -> list[tuple[str, str]]:
     """Return the name of each error that is raised, and the place."""
     found = []
     for source in sources():
         for node in source.nodes:
             if isinstance(node, ast.Raise) and node.exc is not None:
                 raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
-                found.append((ast.unparse(raised), source.at(node)))
+                found.append((ast.unparse(raised), source.locate(node)))
     return found
 
 
 @pytest.mark.parametrize("builtin", [Exception, ValueError, TypeError, RuntimeError, KeyError])
 def test_errors_raised_on_purpose_belong_to_the_hierarchy(builtin: type[Exception]) -> None:
-    assert len(_raised()) > 500
-    assert [where for name, where in _raised() if name == builtin.__name__] == []
+    assert len(_list_raised_errors()) > 500
+    assert [where for name, where in _list_raised_errors() if name == builtin.__name__] == []
 
 
 def test_every_library_that_is_imported_is_declared() -> None:
-    assert sorted(_undeclared(sources())) == []
+    assert sorted(_list_undeclared_imports(sources())) == []
 
 
-def _undeclared(files: tuple[Source, ...]) -> set[str]:
+def _list_undeclared_imports(files: tuple[Source, ...]) -> set[str]:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     declared = [*project["dependencies"], *extras["gpu"], *extras["viz"], *extras["onnx"]]
@@ -179,7 +179,7 @@ def _undeclared(files: tuple[Source, ...]) -> set[str]:
     known = {one for name in names for one in IMPORT_NAMES.get(name, name).split()}
     known |= {"graphflow", *sys.stdlib_module_names, *LATER}
     return {
-        f"{source.at(node)}: {name}"
+        f"{source.locate(node)}: {name}"
         for source in files
         for node, name in imports(source)
         if not name.startswith(".") and name.split(".")[0] not in known

@@ -44,7 +44,7 @@ def _of_pairs(reference: Any) -> Case:
     return Case(reference, {"x": A, "y": B}, smooth=True)
 
 
-def _of(reference: Any, *arrays: Any, **fixed: Any) -> Case:
+def _make_case(reference: Any, *arrays: Any, **fixed: Any) -> Case:
     return Case(reference, dict(zip(("x", "y"), arrays, strict=False)), fixed)
 
 
@@ -61,19 +61,21 @@ PAIRS = {
 CASES: dict[str, Case] = {
     **{name: _of_x(function) for name, function in PLAIN.items()},
     **{name: _of_pairs(function) for name, function in PAIRS.items()},
-    "left_shift": _of(np.left_shift, INTS, SHIFTS),
-    "right_shift": _of(np.right_shift, INTS, SHIFTS),
-    "invert": _of(np.invert, INTS),
-    "amax": _of(np.max, WITH_NAN), "amin": _of(np.min, OTHER), "ptp": _of(np.ptp, OTHER),
-    "nanmax": _of(np.nanmax, WITH_NAN), "nanmin": _of(np.nanmin, WITH_NAN),
-    "nansum": _of(np.nansum, WITH_NAN), "nanmean": _of(np.nanmean, WITH_NAN),
-    "nan_to_num": _of(
+    "left_shift": _make_case(np.left_shift, INTS, SHIFTS),
+    "right_shift": _make_case(np.right_shift, INTS, SHIFTS),
+    "invert": _make_case(np.invert, INTS),
+    "amax": _make_case(np.max, WITH_NAN), "amin": _make_case(np.min, OTHER),
+    "ptp": _make_case(np.ptp, OTHER),
+    "nanmax": _make_case(np.nanmax, WITH_NAN), "nanmin": _make_case(np.nanmin, WITH_NAN),
+    "nansum": _make_case(np.nansum, WITH_NAN), "nanmean": _make_case(np.nanmean, WITH_NAN),
+    "nan_to_num": _make_case(
         lambda x: np.nan_to_num(x, posinf=9.0, neginf=-9.0), WITH_NAN, low=-9.0, high=9.0
     ),
-    "average": _of(np.mean, MATRIX),
+    "average": _make_case(np.mean, MATRIX),
     "average of weights": Case(lambda x, w: np.average(x, weights=w), {"x": MATRIX, "w": OTHER}),
-    "cumulative_sum": _of(np.cumsum, VECTOR), "cumulative_prod": _of(np.cumprod, VECTOR),
-    "percentile": _of(lambda x: np.percentile(x, 30), MATRIX, q=30),
+    "cumulative_sum": _make_case(np.cumsum, VECTOR),
+    "cumulative_prod": _make_case(np.cumprod, VECTOR),
+    "percentile": _make_case(lambda x: np.percentile(x, 30), MATRIX, q=30),
     "isclose": Case(
         lambda a, b: np.isclose(a, b, rtol=0, atol=0.5), {"a": VECTOR, "b": VECTOR + 0.25},
         {"tolerance": 0.5},
@@ -82,18 +84,20 @@ CASES: dict[str, Case] = {
         lambda a, b: np.allclose(a, b, rtol=0, atol=0.5), {"a": VECTOR, "b": VECTOR + 0.25},
         {"tolerance": 0.5},
     ),
-    "digitize": _of(lambda x: np.digitize(x, [0.0, 2.25]), POINTS, bins=np.array([0.0, 2.25])),
-    "argwhere": _of(np.argwhere, MATRIX, size=5),
-    "flatnonzero": _of(np.flatnonzero, MATRIX, size=5),
-    "cross": _of(np.cross, MATRIX, OTHER),
-    "dot": _of(np.dot, MATRIX, OTHER.T),
+    "digitize": _make_case(
+        lambda x: np.digitize(x, [0.0, 2.25]), POINTS, bins=np.array([0.0, 2.25])
+    ),
+    "argwhere": _make_case(np.argwhere, MATRIX, size=5),
+    "flatnonzero": _make_case(np.flatnonzero, MATRIX, size=5),
+    "cross": _make_case(np.cross, MATRIX, OTHER),
+    "dot": _make_case(np.dot, MATRIX, OTHER.T),
     "vdot": Case(np.vdot, {"a": MATRIX * 1j, "b": OTHER + 2j}),
     "inner": Case(np.inner, {"a": MATRIX * 1j, "b": OTHER + 2j}),
     "kron": Case(np.kron, {"a": MATRIX, "b": OTHER}),
-    "transpose": _of(lambda x: np.transpose(x, (1, 0)), MATRIX, y=(1, 0)),
-    "rot90": _of(np.rot90, MATRIX), "fliplr": _of(np.fliplr, MATRIX),
-    "flipud": _of(np.flipud, MATRIX), "ravel": _of(np.ravel, MATRIX),
-    "concatenate": _of(lambda *both: np.concatenate(both), MATRIX, OTHER),
+    "transpose": _make_case(lambda x: np.transpose(x, (1, 0)), MATRIX, y=(1, 0)),
+    "rot90": _make_case(np.rot90, MATRIX), "fliplr": _make_case(np.fliplr, MATRIX),
+    "flipud": _make_case(np.flipud, MATRIX), "ravel": _make_case(np.ravel, MATRIX),
+    "concatenate": _make_case(lambda *both: np.concatenate(both), MATRIX, OTHER),
     "hstack": Case(lambda *both: np.hstack(both), {"matrices": [MATRIX, OTHER]}),
     "hstack of vectors": Case(lambda *both: np.hstack(both), {"vectors": [VECTOR, VECTOR]}),
     "vstack": Case(lambda *both: np.vstack(both), {"matrices": [MATRIX, OTHER]}),
@@ -102,7 +106,7 @@ CASES: dict[str, Case] = {
     "dstack": Case(lambda *both: np.dstack(both), {"matrices": [MATRIX, OTHER]}),
     "logspace": Case(lambda: np.logspace(-2, 3, 4), {}, {"a": -2.0, "b": 3.0, "n": 4}),
     "identity": Case(lambda: np.identity(3), {}, {"x": 3}),
-    "empty_like": _of(np.zeros_like, MATRIX),
+    "empty_like": _make_case(np.zeros_like, MATRIX),
 }  # fmt: skip
 
 # Hints that are no code, or that make numbers which nothing is compared with.
@@ -123,7 +127,7 @@ def _code(name: str) -> tuple[str, str]:
     return expression, z
 
 
-def _applied(name: str, names: dict[str, Any]) -> Any:
+def _evaluate_code(name: str, names: dict[str, Any]) -> Any:
     expression, z = _code(name)
     scope = {"gf": gf, "math": math, **names}
     if z:
@@ -135,7 +139,7 @@ def _applied(name: str, names: dict[str, Any]) -> Any:
     return made(arguments) if name == "concatenate" else made(*arguments)
 
 
-def _built(name: str, case: Case) -> tuple[Any, dict[Any, Any]]:
+def _build_case(name: str, case: Case) -> tuple[Any, dict[Any, Any]]:
     names: dict[str, Any] = {}
     feeds: dict[Any, Any] = {}
     for key, value in case.inputs.items():
@@ -143,13 +147,13 @@ def _built(name: str, case: Case) -> tuple[Any, dict[Any, Any]]:
         fed = [gf.placeholder(a.dtype.name, a.shape) for a in arrays]
         feeds.update(zip(fed, arrays, strict=True))
         names[key] = fed if key in LISTS else fed[0]
-    return _applied(name, {**names, **case.fixed}), feeds
+    return _evaluate_code(name, {**names, **case.fixed}), feeds
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_hint_gives_the_numbers_of_what_it_stands_for(name: str) -> None:
     case = CASES[name]
-    y, feeds = _built(name, case)
+    y, feeds = _build_case(name, case)
     with np.errstate(all="ignore"):
         (have,) = evaluate([y], feeds)
         wanted = np.asarray(case.reference(*feeds.values()))
@@ -160,7 +164,7 @@ def test_a_hint_gives_the_numbers_of_what_it_stands_for(name: str) -> None:
 def test_a_hint_has_the_slopes_of_what_it_stands_for(name: str) -> None:
     """By differences, where these are numbers; at 0 it may have one slope of several, no NaN."""
     case = CASES[name]
-    y, feeds = _built(name, case)
+    y, feeds = _build_case(name, case)
     with np.errstate(all="ignore"):
         slopes = evaluate(gf.gradients(gf.sum(y), list(feeds)), feeds)
         arrays = list(feeds.values())

@@ -88,7 +88,7 @@ def pool(
 
 
 @cache
-def made() -> dict[str, list[Any]]:
+def collect_node_cases() -> dict[str, list[Any]]:
     """The node cases of each operator."""
     every = operators._NodeTestCases
     assert not every, "who made them already has hidden whose they are"
@@ -105,14 +105,14 @@ def made() -> dict[str, list[Any]]:
 
 def cases() -> list[Any]:
     """The node cases of all operators."""
-    return [case for of_one in made().values() for case in of_one]
+    return [case for of_one in collect_node_cases().values() for case in of_one]
 
 
 def check(operator: str, *, expanded: bool) -> None:
     """An operator's cases pass, other than those that are excluded by name."""
     chosen = [
         case
-        for case in made()[operator]
+        for case in collect_node_cases()[operator]
         if ("_expanded" in case.name) == expanded and case.name not in EXCLUDED
     ]
     tests = suite({"node": chosen}).get("OnnxBackendNodeModelTest")

@@ -45,7 +45,7 @@ SEEDS = [
 ]
 
 
-def refused(source: Any, told: str, **options: Any) -> None:
+def check_refusal(source: Any, told: str, **options: Any) -> None:
     with pytest.raises(OnnxError, match=told):
         gf.onnx.load(source, **options)
 
@@ -54,29 +54,29 @@ def refused(source: Any, told: str, **options: Any) -> None:
 
 
 def test_bytes_that_are_no_model_are_refused() -> None:
-    refused(b"", "holds no graph")
-    refused(b"\xff" * 100, "not an ONNX model")
-    refused(GOOD[: len(GOOD) // 2], "cut short")
-    refused(7, "a path, bytes or a ModelProto")
+    check_refusal(b"", "holds no graph")
+    check_refusal(b"\xff" * 100, "not an ONNX model")
+    check_refusal(GOOD[: len(GOOD) // 2], "cut short")
+    check_refusal(7, "a path, bytes or a ModelProto")
 
 
 def test_a_file_beyond_the_limit_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "large.onnx"
     with path.open("wb") as file:
         file.truncate(3 << 30)  # no disk is used
-    refused(path, "3221225472 bytes, the limit is 2147483647")
-    refused(GOOD, "the limit is 10", limit=10)
-    refused(tmp_path / "none.onnx", "cannot be read: No such file")
-    refused(tmp_path, "is not a file")
+    check_refusal(path, "3221225472 bytes, the limit is 2147483647")
+    check_refusal(GOOD, "the limit is 10", limit=10)
+    check_refusal(tmp_path / "none.onnx", "cannot be read: No such file")
+    check_refusal(tmp_path, "is not a file")
 
 
 def test_a_model_of_an_unknown_or_missing_opset_is_refused() -> None:
-    refused(text("g (float[1] x) => (float[1] y) { y = Exp(x) }", 99), "opset 99")
+    check_refusal(text("g (float[1] x) => (float[1] y) { y = Exp(x) }", 99), "opset 99")
     proto = perceptron()
     del proto.opset_import[:]
-    refused(proto, "imports no opset")
+    check_refusal(proto, "imports no opset")
     proto.opset_import.extend([helper.make_opsetid("", 20), helper.make_opsetid("ai.onnx", 19)])
-    refused(proto, "as 20 and as 19")
+    check_refusal(proto, "as 20 and as 19")
 
 
 # Names ------------------------------------------------------------------------------------------
@@ -99,15 +99,15 @@ def _exp(a: str, b: str) -> Any:
     ],
 )
 def test_names_are_made_once_and_before_they_are_read(nodes: Any, told: str) -> None:
-    refused(model([_exp(*n) for n in nodes], [info("x", [1])], [info("y", [1])]), told)
+    check_refusal(model([_exp(*n) for n in nodes], [info("x", [1])], [info("y", [1])]), told)
 
 
 def test_two_inputs_or_initializers_of_one_name_are_refused() -> None:
     nodes, outputs = [_exp("x", "y")], [info("y", [1])]
-    refused(model(nodes, [info("x", [1]), info("x", [2])], outputs), "two inputs")
-    refused(model(nodes, [info("x", [1])], outputs * 2), "two outputs")
+    check_refusal(model(nodes, [info("x", [1]), info("x", [2])], outputs), "two inputs")
+    check_refusal(model(nodes, [info("x", [1])], outputs * 2), "two outputs")
     twice = [initializer("w", [1]), initializer("w", [2])]
-    refused(model(nodes, [info("x", [1])], outputs, twice), "two initializers")
+    check_refusal(model(nodes, [info("x", [1])], outputs, twice), "two initializers")
 
 
 def test_a_subgraph_sees_only_what_comes_before_it() -> None:
@@ -116,7 +116,7 @@ def test_a_subgraph_sees_only_what_comes_before_it() -> None:
                      else_branch = e () => (float[1] b) { b = Neg(x) } >
         later = Exp(x)
     }"""
-    refused(text(source), "'later', which nothing makes")
+    check_refusal(text(source), "'later', which nothing makes")
 
 
 def test_functions_that_contain_themselves_are_refused() -> None:
@@ -125,9 +125,9 @@ def test_functions_that_contain_themselves_are_refused() -> None:
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("my", 1)]
     proto.functions.append(helper.make_function("my", "f", ["a"], ["b"], body, opsets))
     proto.opset_import.append(helper.make_opsetid("my", 1))
-    refused(proto, "contain themselves: f")
+    check_refusal(proto, "contain themselves: f")
     proto.functions.append(proto.functions[0])
-    refused(proto, "defined twice")
+    check_refusal(proto, "defined twice")
 
 
 def test_subgraphs_that_are_nested_very_deep_are_refused() -> None:
@@ -138,7 +138,7 @@ def test_subgraphs_that_are_nested_very_deep_are_refused() -> None:
         del node.attribute[1]  # doubling each time would be another attack
         inner = helper.make_graph([node], "g", [], [info(name, [1])])
     proto = model(inner.node, [info("x", [1]), info("c", [], 9)], [info("y20", [1])])
-    refused(proto, "nested more than 16")
+    check_refusal(proto, "nested more than 16")
 
 
 # Tensors ----------------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ def _with_tensor(tensor: TensorProto) -> ModelProto:
 )
 def test_a_tensor_whose_bytes_do_not_match_its_shape_is_refused(changes: Any, told: str) -> None:
     fields = {"dims": [2], "data_type": 1, **changes}
-    refused(_with_tensor(TensorProto(name="w", **fields)), f"tensor 'w'.*{told}")
+    check_refusal(_with_tensor(TensorProto(name="w", **fields)), f"tensor 'w'.*{told}")
 
 
 def _external(folder: Path, location: str, offset: int = 0, length: int | None = None) -> Path:
@@ -185,7 +185,7 @@ def test_external_data_in_the_folder_of_the_model_is_read(tmp_path: Path) -> Non
 def test_external_data_outside_of_the_folder_is_refused(tmp_path: Path, location: str) -> None:
     (tmp_path / "secret").write_bytes(bytes(8))
     (tmp_path / "models").mkdir()
-    refused(_external(tmp_path / "models", location), "outside|no file")
+    check_refusal(_external(tmp_path / "models", location), "outside|no file")
 
 
 def test_external_data_over_a_symbolic_link_is_refused(tmp_path: Path) -> None:
@@ -194,8 +194,8 @@ def test_external_data_over_a_symbolic_link_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     (folder / "w.bin").symlink_to(tmp_path / "secret")
     (folder / "sub").symlink_to(tmp_path)
-    refused(_external(folder, "w.bin"), "symbolic link")
-    refused(_external(folder, "sub/secret"), "symbolic link")
+    check_refusal(_external(folder, "w.bin"), "symbolic link")
+    check_refusal(_external(folder, "sub/secret"), "symbolic link")
 
 
 @pytest.mark.parametrize(
@@ -203,11 +203,11 @@ def test_external_data_over_a_symbolic_link_is_refused(tmp_path: Path) -> None:
 )
 def test_external_data_beyond_the_file_is_refused(tmp_path: Path, offset: int, length: int) -> None:
     (tmp_path / "w.bin").write_bytes(bytes(8))
-    refused(_external(tmp_path, "w.bin", offset, length), "takes 8 bytes")
+    check_refusal(_external(tmp_path, "w.bin", offset, length), "takes 8 bytes")
 
 
 def test_external_data_of_a_model_without_a_folder_is_refused(tmp_path: Path) -> None:
-    refused(_external(tmp_path, "w.bin").read_bytes(), "give the model by its path")
+    check_refusal(_external(tmp_path, "w.bin").read_bytes(), "give the model by its path")
 
 
 # Values -----------------------------------------------------------------------------------------
@@ -273,7 +273,7 @@ def _load_and_run(content: bytes) -> None:
         pass
 
 
-def _mutated(content: bytes, rng: random.Random) -> bytes:
+def _mutate(content: bytes, rng: random.Random) -> bytes:
     data = bytearray(content)
     for _ in range(rng.choice((1, 1, 2, 5))):
         at = rng.randrange(len(data))
@@ -294,7 +294,7 @@ def _mutated(content: bytes, rng: random.Random) -> bytes:
 def test_mutated_models_give_a_result_or_an_error_of_ours(seed: int) -> None:
     rng = random.Random(seed)
     for _ in range(1000):
-        _load_and_run(_mutated(rng.choice(SEEDS), rng))
+        _load_and_run(_mutate(rng.choice(SEEDS), rng))
 
 
 @settings(max_examples=200, deadline=None)

@@ -506,7 +506,7 @@ SIZE = [
 ]
 
 
-def sized(nodes: list[Any], ints: dict[str, Any], **options: Any) -> gf.onnx.Model:
+def build_sized_model(nodes: list[Any], ints: dict[str, Any], **options: Any) -> gf.onnx.Model:
     """A model of x: int64(B, T) whose nodes may read `t`, with ints as initializers."""
     entries = [initializer(name, value, "int64") for name, value in {"one": 1, **ints}.items()]
     inputs, outputs = [info("x", ["B", "T"], INT64)], [info("y", None, INT64)]
@@ -519,7 +519,7 @@ def test_ints_in_initializers_are_folded_as_constants_are() -> None:
         helper.make_node("Concat", ["tt", "rest"], ["to"], axis=0),
         helper.make_node("Reshape", ["x", "to"], ["y"]),
     ]
-    m = sized(nodes, {"axes": [0], "rest": [1, -1]})
+    m = build_sized_model(nodes, {"axes": [0], "rest": [1, -1]})
     assert m.whole and str(m.outputs["y"].shape) == "(T, 1, B)"
 
 
@@ -534,7 +534,7 @@ def test_a_range_may_end_at_a_symbolic_size(of_floats: bool) -> None:
             node("Cast", ["rf"], ["r"], to=7),
             nodes[1],
         ]
-    m = sized(nodes, {"zero": 0})
+    m = build_sized_model(nodes, {"zero": 0})
     x = np.ones((2, 5), "int64")
     assert m.whole and np.array_equal(m.run([x])["y"], x + np.arange(5))
 
@@ -545,7 +545,9 @@ def test_a_constant_is_cut_to_a_symbolic_size() -> None:
         helper.make_node("Slice", ["ids", "zero", "tt", "axes1"], ["p"]),
         helper.make_node("Concat", ["x", "p"], ["y"], axis=0),
     ]
-    m = sized(nodes, {"axes": [0], "zero": [0], "axes1": [1], "ids": np.arange(12)[None]})
+    m = build_sized_model(
+        nodes, {"axes": [0], "zero": [0], "axes1": [1], "ids": np.arange(12)[None]}
+    )
     assert m.whole
     x = np.ones((2, 5), "int64")
     assert np.array_equal(m.run([x])["y"], [*x, np.arange(5)])
@@ -563,7 +565,7 @@ def test_sizes_are_scaled_by_whole_floats_and_compared() -> None:
         node("Unsqueeze", ["k", "axes"], ["to"]),
         node("Expand", ["one", "to"], ["y"]),
     ]
-    m = sized(nodes, {"two": 2, "axes": [0]})
+    m = build_sized_model(nodes, {"two": 2, "axes": [0]})
     assert m.whole and m.run([np.ones((2, 5), "int64")])["y"].shape == (10,)
 
 
@@ -577,7 +579,7 @@ def test_an_output_that_is_no_tensor_names_the_remedy() -> None:
         ([node("NonZero", ["x"], ["y"])], "use m.run"),
     ]  # fmt: skip
     for nodes, told in cases:
-        m = sized(nodes, {"axes": [0]})
+        m = build_sized_model(nodes, {"axes": [0]})
         assert not m.whole
         with pytest.raises(gf.errors.OnnxError, match=told):
             m.outputs["y"]
@@ -594,6 +596,6 @@ def test_a_constant_that_is_shorter_than_a_symbolic_size_is_cut_as_onnx_says() -
         helper.make_node("Unsqueeze", ["t", "axes"], ["tt"]),
         helper.make_node("Slice", ["ids", "zero", "tt"], ["y"]),
     ]
-    m = sized(nodes, {"axes": [0], "zero": [0], "ids": np.arange(12)})
+    m = build_sized_model(nodes, {"axes": [0], "zero": [0], "ids": np.arange(12)})
     assert m.whole
     assert [m.run([np.ones((1, n), "int64")])["y"].size for n in (5, 15, 7)] == [5, 12, 7]

@@ -361,7 +361,7 @@ def test_classes_are_drawn_as_often_as_they_are_likely() -> None:
 # Training ---------------------------------------------------------------------------------------
 
 
-def training(nodes: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str]) -> Any:
+def load_training_model(nodes: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str]) -> Any:
     proto = model(nodes, [info(n, ["N"]) for n in inputs], [info(n, None) for n in outputs])
     proto.opset_import.append(helper.make_opsetid(TRAINING, 1))
     return gf.onnx.load(proto)
@@ -373,7 +373,7 @@ def gradient(inputs: list[str], outputs: list[str], **attrs: Any) -> Any:
 
 def test_a_gradient_may_be_taken_at_other_values_and_again() -> None:
     node = helper.make_node
-    m = training(
+    m = load_training_model(
         [
             node("Mul", ["x", "x"], ["s"]),
             node("Mul", ["s", "w"], ["y"]),
@@ -400,7 +400,7 @@ def test_a_gradient_of_what_is_not_there_is_refused(
 ) -> None:
     nodes = [helper.make_node("Exp", ["x"], ["y"]), gradient(inputs, ["dx"], **attrs)]
     with pytest.raises(UnsupportedOnnxError, match=told):
-        training(nodes, ["x"], ["dx"])
+        load_training_model(nodes, ["x"], ["dx"])
 
 
 def test_the_first_step_of_adam_has_no_bias_to_correct() -> None:
@@ -475,11 +475,11 @@ def test_a_forest_gives_what_its_trees_give_by_themselves(how: str, modes: list[
     x = np.round(rng.standard_normal((9, 3)), 1).astype("float32")
     x[0, 0] = np.nan
     (mine,) = m.run([x]).values()
-    np.testing.assert_allclose(mine, _walked(attrs, x, how) + f32(0.5, -1), 1e-5, 1e-6)
+    np.testing.assert_allclose(mine, _walk_forest(attrs, x, how) + f32(0.5, -1), 1e-5, 1e-6)
     assert m.whole
 
 
-def _walked(attrs: dict[str, Any], x: Any, how: str) -> Any:
+def _walk_forest(attrs: dict[str, Any], x: Any, how: str) -> Any:
     """The sums of a forest, node by node."""
     tests = {
         "BRANCH_LEQ": np.less_equal, "BRANCH_LT": np.less, "BRANCH_GTE": np.greater_equal,

@@ -32,7 +32,7 @@ def as_floats(w: Any) -> Any:
     return helper.make_tensor("w", TensorProto.FLOAT, w.shape, w.ravel())
 
 
-def held(m: gf.onnx.Model) -> Any:
+def read_initial_value(m: gf.onnx.Model) -> Any:
     return m.variables["w"].node.attrs["initial"]
 
 
@@ -47,7 +47,7 @@ def test_a_large_initializer_is_the_same_from_any_source(
     path.write_bytes(proto.SerializeToString())
     given = {"path": path, "bytes": path.read_bytes(), "proto": proto}[source]
     m = gf.onnx.load(given)
-    assert np.array_equal(held(m), w) and not held(m).flags.writeable
+    assert np.array_equal(read_initial_value(m), w) and not read_initial_value(m).flags.writeable
     x = np.ones((2, 64), "float32")
     np.testing.assert_allclose(m.run([x])["y"], x @ w, 1e-4, 1e-4)
 
@@ -104,7 +104,7 @@ def test_a_model_takes_the_memory_of_its_initializers_once(outside: bool, tmp_pa
     m = gf.onnx.load(path)
     now, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert np.array_equal(held(m), w)
+    assert np.array_equal(read_initial_value(m), w)
     assert now < 1.05 * w.nbytes and peak < 1.1 * w.nbytes
 
 
@@ -121,9 +121,9 @@ def test_sessions_read_the_pages_of_a_model_and_write_to_their_own(tmp_path: Pat
         first = a.run(y, {m.inputs["x"]: x})
         b.run([y, step], {m.inputs["x"]: x})
         assert not np.array_equal(b.get(v), w)
-        assert np.array_equal(a.get(v), w) and np.array_equal(held(m), w)
+        assert np.array_equal(a.get(v), w) and np.array_equal(read_initial_value(m), w)
         a.set(v, np.zeros_like(w))
         assert not a.run(y, {m.inputs["x"]: x}).any()
-        assert not np.array_equal(b.get(v), 0 * w) and np.array_equal(held(m), w)
+        assert not np.array_equal(b.get(v), 0 * w) and np.array_equal(read_initial_value(m), w)
     with gf.Session() as c:
         assert np.array_equal(c.run(y, {m.inputs["x"]: x}), first)

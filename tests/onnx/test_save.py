@@ -110,7 +110,7 @@ PLAIN = set("?bhilqBHILQefd")  # characters of the dtypes that onnx's evaluator 
 NOT_ELSEWHERE = {"softsign", "conv_transpose", "det"}
 
 
-def _written() -> list[Any]:
+def _list_written_samples() -> list[Any]:
     return [
         pytest.param(op, sample, id=f"{op.name}-{i}")
         for op in REGISTRY.values()
@@ -124,7 +124,7 @@ def _written() -> list[Any]:
 
 
 @pytest.mark.every(2)
-@pytest.mark.parametrize(("op", "sample"), _written())
+@pytest.mark.parametrize(("op", "sample"), _list_written_samples())
 def test_every_op_that_is_written_computes_the_same_elsewhere(op: Any, sample: Sample) -> None:
     inputs = []
     for spec in sample.inputs:

@@ -24,7 +24,7 @@ def machine(op: str, outputs: list[Any], **attrs: Any) -> gf.onnx.Model:
     return gf.onnx.load(model([node], [info("x", ["N", 6])], outputs, ai_onnx_ml=3))
 
 
-def fitted(kernel: str, classes: int) -> tuple[Any, dict[str, Any]]:
+def fit_svc(kernel: str, classes: int) -> tuple[Any, dict[str, Any]]:
     x = RNG.standard_normal((90, 6)).astype("float32")
     y = (x @ RNG.standard_normal((6, classes))).argmax(1)
     found = svm.SVC(kernel=kernel, gamma=0.1, coef0=0.5, degree=3).fit(x, y)
@@ -46,7 +46,7 @@ def label_and_scores(code: int = TensorProto.INT64) -> list[Any]:
 @pytest.mark.parametrize("classes", [2, 4])
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_a_classifier_is_one_graph_and_decides_as_it_was_fitted(kernel: str, classes: int) -> None:
-    found, attrs = fitted(kernel, classes)
+    found, attrs = fit_svc(kernel, classes)
     labels = [10 + i for i in range(classes)]
     m = machine("SVMClassifier", label_and_scores(), classlabels_ints=labels, **attrs)
     assert m.whole
@@ -60,7 +60,7 @@ def test_a_classifier_is_one_graph_and_decides_as_it_was_fitted(kernel: str, cla
 
 
 def test_labels_that_are_strings_follow_the_same_graph() -> None:
-    found, attrs = fitted("rbf", 2)
+    found, attrs = fit_svc("rbf", 2)
     outputs = label_and_scores(TensorProto.STRING)
     m = machine("SVMClassifier", outputs, classlabels_strings=["no", "yes"], **attrs)
     x = RNG.standard_normal((40, 6)).astype("float32")
@@ -70,7 +70,7 @@ def test_labels_that_are_strings_follow_the_same_graph() -> None:
 def test_probabilities_agree_with_those_of_pairs() -> None:
     """Those of classes settle where each is the mean of what its pairs make of the others."""
     classes = 4
-    _, attrs = fitted("rbf", classes)
+    _, attrs = fit_svc("rbf", classes)
     count = classes * (classes - 1) // 2
     chances = {"prob_a": [-1.5] * count, "prob_b": [0.1] * count}
     labels = list(range(classes))

@@ -13,17 +13,17 @@ from graphflow.ir.op import Op
 _COLUMNS, _ROWS = {"eigh": (1,), "svd": (0,)}, {"svd": (2,)}
 
 
-def fixed(op: Op, results: Sequence[Any]) -> list[Any]:
+def fix_signs(op: Op, results: Sequence[Any]) -> list[Any]:
     """Results of an op on the host, with the largest entry of each such vector positive."""
     fixed = list(results)
     for i in _COLUMNS.get(op.name, ()):
-        fixed[i] = _turned(fixed[i], -2)
+        fixed[i] = _turn_to_positive(fixed[i], -2)
     for i in _ROWS.get(op.name, ()):
-        fixed[i] = _turned(fixed[i], -1)
+        fixed[i] = _turn_to_positive(fixed[i], -1)
     return fixed
 
 
-def _turned(vectors: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
+def _turn_to_positive(vectors: np.ndarray[Any, Any], axis: int) -> np.ndarray[Any, Any]:
     largest = np.abs(vectors).argmax(axis, keepdims=True)
     pivot = np.take_along_axis(vectors, largest, axis)
     turned: np.ndarray[Any, Any] = (vectors * (np.abs(pivot) / pivot)).astype(vectors.dtype)

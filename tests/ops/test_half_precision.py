@@ -15,7 +15,7 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY, Op, Sample
 from graphflow.ir.spec import TensorSpec, is_half, is_inexact
 from graphflow.transforms.reverse_mode import gradients
-from tests.ops.signs import fixed
+from tests.ops.signs import fix_signs
 
 HALVES = ["bfloat16", "float16"]
 OF_THE_EXECUTOR = {"constant", "placeholder", "variable", "assign", "group", "send", "recv"}
@@ -55,7 +55,7 @@ def wide(arrays: list[Any]) -> list[Any]:
     return [a.astype("float32") if is_half(a.dtype) else a for a in arrays]
 
 
-def same(a: Any, b: Any) -> bool:
+def has_same_values(a: Any, b: Any) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bool(
         np.array_equal(np.asarray(a, "float64"), np.asarray(b, "float64"), equal_nan=True)
         if a.dtype.kind != "c" else np.array_equal(a, b, equal_nan=True)
@@ -79,11 +79,11 @@ def test_every_op_rounds_its_float32_result_once(op: Op, sample: Sample, half: s
             into(np, outs if len(outs) > 1 else outs[0], *arrays, **step, **sample.attrs)
         for have, want, out, spec in zip(results, wanted, outs, specs, strict=True):
             want = np.asarray(want).astype(spec.dtype)
-            assert have.dtype == spec.dtype and same(np.asarray(have), want)
-            assert into is None or same(out, want)
+            assert have.dtype == spec.dtype and has_same_values(np.asarray(have), want)
+            assert into is None or has_same_values(out, want)
 
 
-def smooth(op: Op, arrays: list[Any], sample: Sample) -> bool:
+def is_differentiable_in_half(op: Op, arrays: list[Any], sample: Sample) -> bool:
     specs = specs_of(op, arrays, sample)
     return op.vjp is not None and specs is not None and any(is_half(s.dtype) for s in specs)
 
@@ -93,7 +93,7 @@ def smooth(op: Op, arrays: list[Any], sample: Sample) -> bool:
 @pytest.mark.parametrize("op, sample", [c for c in CASES if c.values[1].make is None])
 def test_gradients_in_16_bits_are_near_those_in_float32(op: Op, sample: Sample, half: str) -> None:
     arrays = inputs_of(op, sample, half)
-    if not smooth(op, arrays, sample):
+    if not is_differentiable_in_half(op, arrays, sample):
         pytest.skip("no gradient in 16 bits")
     values = []
     for given in (arrays, wide(arrays)):
@@ -143,8 +143,8 @@ def test_bodies_of_loops_round_at_each_of_their_nodes(half: str) -> None:
         totals.append(state.astype("f").sum().astype(half))
     with gf.Session() as s:
         have = s.run([carry, sums, g], {xs: a, w: b})
-    assert same(have[0], state) and same(have[1], np.array(totals))
-    assert same(have[2], evaluate([g], {xs: a, w: b})[0])
+    assert has_same_values(have[0], state) and has_same_values(have[1], np.array(totals))
+    assert has_same_values(have[2], evaluate([g], {xs: a, w: b})[0])
 
 
 @pytest.mark.gpu
@@ -159,6 +159,6 @@ def test_cupy_gives_numpys_numbers_in_float16(op: Op, sample: Sample) -> None:
         wanted = op.run(np, arrays, sample.attrs)
     there = [*map(cupy.asarray, arrays)]
     found = [cupy.asnumpy(x) for x in op.run(cupy, there, sample.attrs)]
-    for have, want in zip(fixed(op, found), fixed(op, wanted), strict=True):
+    for have, want in zip(fix_signs(op, found), fix_signs(op, wanted), strict=True):
         assert have.dtype == want.dtype
         np.testing.assert_allclose(have, want, rtol=2.0**-9, atol=2.0**-9)

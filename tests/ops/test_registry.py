@@ -25,7 +25,7 @@ from graphflow.transforms.op_testing import (
 from graphflow.transforms.op_testing import check_gradients as check_op_gradients
 from graphflow.transforms.op_testing import compare_gradients as check_gradients
 from graphflow.transforms.reverse_mode import gradients
-from tests.ops.signs import fixed
+from tests.ops.signs import fix_signs
 
 G = FUNCTIONS
 # The executor gives these their values; they compute nothing.
@@ -233,7 +233,7 @@ def test_cupy_agrees_with_numpy(op: Op, sample: Sample) -> None:
         wanted = op.run(np, arrays, sample.attrs)
     there = [cupy.asarray(a) for a in arrays]
     found = [cupy.asnumpy(x) for x in op.run(cupy, there, sample.attrs)]
-    for have, want in zip(fixed(op, found), fixed(op, wanted), strict=True):
+    for have, want in zip(fix_signs(op, found), fix_signs(op, wanted), strict=True):
         assert have.dtype == want.dtype
         np.testing.assert_allclose(have, want, rtol=2e-5, atol=2e-6)
     if op.into is not None:

@@ -133,7 +133,7 @@ def test_rows_of_a_table_are_updated_as_those_of_a_small_one(inner: Any, gamma: 
     start = np.random.default_rng(0).normal(size=(50, 3))
     chosen = np.array([7, 7, 30, 49])
 
-    def trained(rows: Array, ids: Sequence[int]) -> Array:
+    def run_training(rows: Array, ids: Sequence[int]) -> Array:
         table, i = gf.variable(rows, name="table"), gf.placeholder("int64", (4,))
         loss = gf.sum(gf.square(gf.nn.embedding(i, table) - 0.5))
         step = Emso(inner, 3, gamma).minimize(loss)
@@ -142,9 +142,9 @@ def test_rows_of_a_table_are_updated_as_those_of_a_small_one(inner: Any, gamma: 
                 s.run(step, {i: ids})
             return s.get(table)
 
-    have = trained(start, chosen)
+    have = run_training(start, chosen)
     want = start.copy()
-    want[[7, 30, 49]] = trained(start[[7, 30, 49]], [0, 0, 1, 2])
+    want[[7, 30, 49]] = run_training(start[[7, 30, 49]], [0, 0, 1, 2])
     np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-14)
     np.testing.assert_array_equal(have[:7], start[:7])
 
@@ -219,7 +219,7 @@ def test_an_exchange_that_keeps_what_it_did_not_send_takes_one_inner_step() -> N
 
 
 def test_a_table_in_pieces_is_trained_as_a_whole_one() -> None:
-    def trained(strategy: Any) -> Array:
+    def run_training(strategy: Any) -> Array:
         random = np.random.default_rng(0)
         table, i = (
             gf.variable(random.normal(size=(20, 3)), name="table"),
@@ -233,8 +233,8 @@ def test_a_table_in_pieces_is_trained_as_a_whole_one() -> None:
             return s.get(table)
 
     for shards in (2, 3):
-        have = trained(Shard({"m": shards}, {"table": ("m",)}))
-        np.testing.assert_allclose(have, trained(None), rtol=1e-12, atol=1e-12)
+        have = run_training(Shard({"m": shards}, {"table": ("m",)}))
+        np.testing.assert_allclose(have, run_training(None), rtol=1e-12, atol=1e-12)
 
 
 def test_one_pass_leaves_less_of_the_suboptimality_than_gradient_descent() -> None:

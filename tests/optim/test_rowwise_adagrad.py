@@ -137,7 +137,7 @@ def test_the_state_moves_with_its_rows_from_a_checkpoint(
 ) -> None:
     """Steps on some shards, a checkpoint, and steps on others: those of one device."""
 
-    def trained(halves: list[int | None]) -> Array:
+    def run_training(halves: list[int | None]) -> Array:
         random = np.random.default_rng(0)
         table = gf.variable(random.normal(size=(ROWS, SIZE)), name="table")
         ids = gf.placeholder("int64", (None,))
@@ -154,7 +154,7 @@ def test_the_state_moves_with_its_rows_from_a_checkpoint(
                 end = s.get(table)
         return end
 
-    have, want = trained([before, after]), trained([None, None])
+    have, want = run_training([before, after]), run_training([None, None])
     np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
 

@@ -41,7 +41,7 @@ def slopes(values: Arrays) -> Arrays:
     return [INPUT.T @ back, s * h.T @ g, g.sum(0), np.sum(g * (h @ v))]
 
 
-def trained(optimizer: Any, steps: int = STEPS, dtype: str = "float64", **how: Any) -> Arrays:
+def run_training(optimizer: Any, steps: int = STEPS, dtype: str = "float64", **how: Any) -> Arrays:
     """Return the variables after steps of an optimiser."""
     variables, loss = build(dtype)
     optimizer = optimizer(loss) if not isinstance(optimizer, gf.optim.Optimizer) else optimizer
@@ -103,7 +103,7 @@ def _lamb(w: Array, g: Array, slots: dict[str, Array], t: int) -> Array:
     ids=["Lion", "LARS", "LAMB"],
 )
 def test_fifty_steps_follow_the_formula(optimizer: Any, rule: Rule) -> None:
-    assert_near(trained(optimizer), _by_formula(rule))
+    assert_near(run_training(optimizer), _by_formula(rule))
 
 
 def test_muon_takes_steps_of_nearly_orthogonal_matrices() -> None:
@@ -151,7 +151,7 @@ def test_fifty_steps_are_those_of_torch(name: str) -> None:
     """`python -m tests.optim.torch_steps` wrote what torch computes."""
     wanted = [np.reshape(a, b.shape) for a, b in zip(WANTED_OF_TORCH[name], STARTS, strict=True)]
     near = {"nadam": 1e-6, "plateau": 1e-8}.get(name, 1e-10)  # its NAdam holds float32
-    assert_near(trained(AS_TORCH[name]), wanted, near)
+    assert_near(run_training(AS_TORCH[name]), wanted, near)
 
 
 # Divided steps -------------------------------------------------------------------------------

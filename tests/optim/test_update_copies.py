@@ -18,11 +18,11 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     original = update_copies.UpdateCopies._copy_pattern
 
-    def noting(self: Any, pattern: Any, variable: gf.Tensor, gradient: gf.Tensor) -> Any:
+    def record_copy(self: Any, pattern: Any, variable: gf.Tensor, gradient: gf.Tensor) -> Any:
         found.append(variable.name)
         return original(self, pattern, variable, gradient)
 
-    monkeypatch.setattr(update_copies.UpdateCopies, "_copy_pattern", noting)
+    monkeypatch.setattr(update_copies.UpdateCopies, "_copy_pattern", record_copy)
     return found
 
 

@@ -41,7 +41,9 @@ CASES: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any] | None]] = {
 }
 
 
-def trained(make: Callable[[Any], Any], schedule: Callable[[Any], Any] | None) -> list[Any]:
+def train_with_torch(
+    make: Callable[[Any], Any], schedule: Callable[[Any], Any] | None
+) -> list[Any]:
     """Return the flat parameters after the steps."""
     parameters = [torch.nn.Parameter(torch.tensor(a)) for a in STARTS]
     w, v, b, s = parameters
@@ -65,6 +67,6 @@ def trained(make: Callable[[Any], Any], schedule: Callable[[Any], Any] | None) -
 
 
 if __name__ == "__main__":
-    found = {name: trained(*case) for name, case in CASES.items()}
+    found = {name: train_with_torch(*case) for name, case in CASES.items()}
     lines = ",\n".join(f'"{name}": {json.dumps(arrays)}' for name, arrays in found.items())
     Path(__file__).with_name("torch_steps.json").write_text(f"{{\n{lines}\n}}\n")

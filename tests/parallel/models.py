@@ -119,7 +119,7 @@ def gpt(strategy: Any = None, dropout: float = 0.0, batch: int = 4) -> Model:
 
 
 @cache
-def undivided(model: Callable[..., Model], steps: int = 3, **options: Any) -> Any:
+def train_on_one_device(model: Callable[..., Model], steps: int = 3, **options: Any) -> Any:
     """What `train` gives on one device: many strategies are compared with it."""
     return model(None, **options).train(steps=steps)
 

@@ -42,7 +42,7 @@ MORE = {
 }
 
 
-def trained(strategy: Any, dying: int | None, **options: Any) -> list[Any]:
+def run_training(strategy: Any, dying: int | None, **options: Any) -> list[Any]:
     """Losses and weights of some steps; before one of them, a worker is killed."""
     x = gf.placeholder("float32", ("B", 16), name="x")
     h = x
@@ -65,8 +65,8 @@ def trained(strategy: Any, dying: int | None, **options: Any) -> list[Any]:
 )  # slow: each starts five processes, two to four seconds
 def test_a_worker_that_dies_costs_no_bit(name: str, tmp_path: Path) -> None:
     strategy = {**STRATEGIES, **MORE}[name]
-    wanted = trained(strategy, None, checkpoint=tmp_path / "whole", every=3)
-    found = trained(strategy, 5, checkpoint=tmp_path / "killed", every=3)
+    wanted = run_training(strategy, None, checkpoint=tmp_path / "whole", every=3)
+    found = run_training(strategy, 5, checkpoint=tmp_path / "killed", every=3)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))
 
 
@@ -74,6 +74,6 @@ def test_a_worker_that_dies_costs_no_bit(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*STRATEGIES, *MORE])
 def test_mirrors_take_the_part_of_a_worker_that_dies(name: str) -> None:
     strategy = {**STRATEGIES, **MORE}[name]
-    wanted = trained(strategy, None)
-    found = trained(strategy, 5, replicas=2)
+    wanted = run_training(strategy, None)
+    found = run_training(strategy, 5, replicas=2)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(found, wanted, strict=True))

@@ -35,7 +35,7 @@ def step(strategy: Any) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
     return x, loss, gf.optim.Adam(0.01).minimize(loss, strategy=strategy)
 
 
-def trained(
+def run_training(
     strategy: Any, cluster: gf.Cluster | None = None, folder: Path | None = None
 ) -> list[Any]:
     """Losses of some steps, and the weights after them. With a folder for checkpoints, the last
@@ -75,17 +75,17 @@ FOUR: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("name", quick(FOUR, "pipeline, data"))
 def test_four_workers_give_the_bits_of_one_process(name: str) -> None:
-    here = trained(FOUR[name]())
-    for a, b in zip(here, trained(None), strict=True):
+    here = run_training(FOUR[name]())
+    for a, b in zip(here, run_training(None), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
-    assert bits(trained(FOUR[name](), gf.Cluster.local(4, threads=1))) == bits(here)
+    assert bits(run_training(FOUR[name](), gf.Cluster.local(4, threads=1))) == bits(here)
 
 
 @pytest.mark.slow  # each starts four processes, and one more: five to ten seconds
 @pytest.mark.parametrize("name", FOUR)
 def test_four_workers_give_these_bits_also_if_one_dies(name: str, tmp_path: Path) -> None:
-    killed = trained(FOUR[name](), gf.Cluster.local(4, threads=1), tmp_path)
-    assert bits(killed) == bits(trained(FOUR[name]()))
+    killed = run_training(FOUR[name](), gf.Cluster.local(4, threads=1), tmp_path)
+    assert bits(killed) == bits(run_training(FOUR[name]()))
 
 
 TWO: dict[str, Callable[[], Any]] = {
@@ -101,16 +101,16 @@ TWO: dict[str, Callable[[], Any]] = {
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", quick(TWO, "pipeline"))
 def test_what_carries_tensors_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = bits(trained(TWO[name]()))
-    assert bits(trained(TWO[name](), gf.Cluster.local(2, threads=1))) == here
+    here = bits(run_training(TWO[name]()))
+    assert bits(run_training(TWO[name](), gf.Cluster.local(2, threads=1))) == here
     monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", "off")
-    assert bits(trained(TWO[name](), gf.Cluster.local(2, threads=1))) == here
+    assert bits(run_training(TWO[name](), gf.Cluster.local(2, threads=1))) == here
 
 
 @pytest.mark.parametrize("name", quick(TWO, "pipeline"))
 def test_every_strategy_is_drawn_traced_and_planned_again(name: str, tmp_path: Path) -> None:
     x, loss, train = step(TWO[name]())
-    wanted = trained(TWO[name]())
+    wanted = run_training(TWO[name]())
     with gf.Session(gf.Cluster.local(2, threads=1)) as s:
         s.run([loss, train], {x: X})
         with s.trace() as trace:

@@ -12,7 +12,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.ir.graph import Graph
-from tests.parallel.models import Model, difference, mlp, undivided
+from tests.parallel.models import Model, difference, mlp, train_on_one_device
 
 FILE = '''
 """Columns: the strategy that splits the last axis of every matrix, and nothing of the batch."""
@@ -91,4 +91,4 @@ def test_a_strategy_of_a_new_file_runs_on_two_workers_with_the_bits_of_one_devic
 
 def test_a_strategy_of_a_new_file_goes_into_a_product_with_a_pipeline(columns: Any) -> None:
     product = gf.parallel.Pipeline(2, microbatches=2) * columns
-    assert difference(mlp(product).train(), undivided(mlp)) < 1e-12
+    assert difference(mlp(product).train(), train_on_one_device(mlp)) < 1e-12

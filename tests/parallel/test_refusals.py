@@ -19,7 +19,7 @@ ELSEWHERE = gf.placeholder("float64", ("B", 6), name="z")
 HERE = re.escape(__file__) + r":\d+"
 
 
-def refused(make: Callable[[], Any], batch: int = 8) -> str:
+def catch_refusal(make: Callable[[], Any], batch: int = 8) -> str:
     """What is said of a strategy, or of a step of three layers that is divided by it."""
     with pytest.raises((ShardingError, ScheduleError, DeviceError)) as caught:
         strategy = make()
@@ -69,7 +69,7 @@ def schedule(*orders: str, stages: int = 2, microbatches: int = 1) -> Schedule:
 def test_a_strategy_that_is_none_for_a_network_is_refused_with_its_line(
     make: Callable[[], Any], told: str
 ) -> None:
-    said = refused(make)
+    said = catch_refusal(make)
     assert re.search(told, said), said
     assert said.count(" at ") - said.count("made at") <= 2, said
 

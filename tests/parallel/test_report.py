@@ -47,7 +47,7 @@ class Step:
     def report(self, *fetches: gf.Tensor, cluster: Any = None) -> Any:
         return self.strategy.report([*fetches, self.train], cluster)
 
-    def traced(self, cluster: gf.Cluster, *fetches: gf.Tensor) -> int:
+    def count_traced_bytes(self, cluster: gf.Cluster, *fetches: gf.Tensor) -> int:
         """Bytes between the workers in a step."""
         with gf.Session(cluster) as s:
             s.run([*fetches, self.train], self.feeds)
@@ -90,9 +90,13 @@ QUICK = ("vocabulary", "stale sums")
 def test_the_bytes_of_a_report_are_those_of_a_trace(name: str) -> None:
     step = CASES[name]()
     cluster = gf.Cluster.local(2, threads=1)
-    assert step.report(step.loss, cluster=cluster).bytes == step.traced(cluster, step.loss)
+    assert step.report(step.loss, cluster=cluster).bytes == step.count_traced_bytes(
+        cluster, step.loss
+    )
     fetches = (step.loss, step.scores)
-    assert step.report(*fetches, cluster=cluster).bytes == step.traced(cluster, *fetches)
+    assert step.report(*fetches, cluster=cluster).bytes == step.count_traced_bytes(
+        cluster, *fetches
+    )
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 5])

@@ -13,7 +13,7 @@ from graphflow.errors import ArgumentError, ShardingError
 from graphflow.ir.spec import sole_symbol
 from graphflow.passes import optimize
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, partition
-from tests.parallel.models import cnn, difference, gpt, mlp, undivided
+from tests.parallel.models import cnn, difference, gpt, mlp, train_on_one_device
 
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
 EXACT = 1e-12
@@ -39,7 +39,7 @@ def count(report: Any) -> dict[str, int]:
 def test_replicas_with_uneven_shares_update_as_one_device_on_the_whole_batch(
     strategy: Any,
 ) -> None:
-    assert difference(mlp(strategy).train(), undivided(mlp)) < EXACT
+    assert difference(mlp(strategy).train(), train_on_one_device(mlp)) < EXACT
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -52,7 +52,7 @@ def test_every_optimiser_gives_the_same_with_replicas(optimizer: Any) -> None:
 
 
 def test_gradients_clipped_by_their_joint_norm_are_the_same_with_replicas() -> None:
-    def clipped(strategy: Any) -> Any:
+    def build_clipped_step(strategy: Any) -> Any:
         x = gf.placeholder("float64", (None, 4))
         w = gf.variable(np.arange(4.0), name="w")
         loss = gf.mean((x @ gf.reshape(w, (4, 1))) ** 2.0)
@@ -63,7 +63,7 @@ def test_gradients_clipped_by_their_joint_norm_are_the_same_with_replicas() -> N
             s.run(train, {x: np.random.default_rng(0).normal(size=(5, 4))})
             return s.get(w)
 
-    assert np.abs(clipped(Data(2)) - clipped(None)).max() < EXACT
+    assert np.abs(build_clipped_step(Data(2)) - build_clipped_step(None)).max() < EXACT
 
 
 UNLIKE = [
@@ -218,7 +218,7 @@ def test_a_column_and_a_row_parallel_layer_take_one_all_reduce() -> None:
     assert count(report) == {"all-reduce": 1}
     assert report.collectives[0].location.file.endswith("models.py")
     assert report.bytes == 2 * 8 * 3 * 64  # of a batch of 64, where none is known
-    assert difference(model.train(), undivided(mlp)) < EXACT
+    assert difference(model.train(), train_on_one_device(mlp)) < EXACT
 
 
 @pytest.mark.parametrize("mesh, rules", [
@@ -231,7 +231,7 @@ def test_a_column_and_a_row_parallel_layer_take_one_all_reduce() -> None:
     ({"data": 3}, {"w1": ("data",), "x": ("data",), "w2": (None, "data")}),
 ])  # fmt: skip
 def test_any_rules_give_what_one_device_gives(mesh: Any, rules: Any) -> None:
-    assert difference(mlp(Shard(mesh, rules)).train(), undivided(mlp)) < EXACT
+    assert difference(mlp(Shard(mesh, rules)).train(), train_on_one_device(mlp)) < EXACT
 
 
 GPT_RULES = {
@@ -247,11 +247,11 @@ GPT_RULES = {
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_gpt_gives_the_same_by_tensor_vocabulary_and_sequence(rules: Any, size: int) -> None:
     strategy = Shard({"model": size}, rules)
-    assert difference(gpt(strategy).train(steps=2), undivided(gpt, 2)) < EXACT
+    assert difference(gpt(strategy).train(steps=2), train_on_one_device(gpt, 2)) < EXACT
 
 
 def test_dropout_draws_the_same_numbers_on_any_mesh() -> None:
-    alone = undivided(gpt, 2, dropout=0.2)
+    alone = train_on_one_device(gpt, 2, dropout=0.2)
     for strategy in (Data(2), Data(3), Shard({"m": 2}, {"ids": (None, "m")})):
         assert difference(gpt(strategy, dropout=0.2).train(steps=2), alone) < EXACT
 
@@ -275,7 +275,10 @@ def test_logits_of_a_vocabulary_in_pieces_are_nowhere_together() -> None:
 @pytest.mark.every(3)
 def test_images_in_pieces_train_as_whole_ones(options: Any, mesh: Any, rule: Any) -> None:
     strategy = Shard(mesh, {"images": rule})
-    assert difference(cnn(strategy, **options).train(steps=2), undivided(cnn, 2, **options)) < 1e-6
+    assert (
+        difference(cnn(strategy, **options).train(steps=2), train_on_one_device(cnn, 2, **options))
+        < 1e-6
+    )
 
 
 def rows_of_halos(report: Any, shards: int) -> list[float]:
@@ -330,7 +333,7 @@ def test_windows_of_pooling_that_overlap_get_the_rows_that_they_see(
 # Errors -----------------------------------------------------------------------------------------
 
 
-def trained(strategy: Any, cluster: Any = None, batch: int = 7) -> None:
+def train_one_step(strategy: Any, cluster: Any = None, batch: int = 7) -> None:
     mlp(strategy).train(cluster, steps=1, batch=batch)
 
 
@@ -344,7 +347,7 @@ def test_a_batch_smaller_than_the_replicas_is_refused_when_it_is_fed() -> None:
     with pytest.raises(
         ShardingError, match=r"batch of 2 .* smaller than its 3 shards, 3 .data.; feed at least 3"
     ):
-        trained(Data(3), batch=2)
+        train_one_step(Data(3), batch=2)
 
 
 def test_a_known_batch_smaller_than_the_replicas_is_refused_before() -> None:
@@ -388,7 +391,7 @@ def test_a_rule_by_name_goes_before_patterns(turned: bool) -> None:
 ])  # fmt: skip
 def test_rules_that_cannot_be_followed_are_refused_with_the_remedy(rules: Any, told: str) -> None:
     with pytest.raises(ShardingError, match=told):
-        trained(Shard({"m": 4}, rules))
+        train_one_step(Shard({"m": 4}, rules))
 
 
 def test_a_size_that_is_cut_in_two_ways_is_refused_with_the_remedy() -> None:
@@ -452,7 +455,7 @@ def test_products_that_there_are_not_are_refused_with_the_remedy(make: Any, told
 def test_replicas_of_a_shard_are_one_mesh_in_any_order() -> None:
     rules = {"w1": (None, "model"), "x": (None, "model")}
     for product in (Data(2) * Shard({"model": 2}, rules), Shard({"model": 2}, rules) * Data(2)):
-        assert difference(mlp(product).train(), undivided(mlp)) < 1e-12
+        assert difference(mlp(product).train(), train_on_one_device(mlp)) < 1e-12
         report = product.report(mlp(product).fetches)
         assert str(report).startswith("mesh data 2 × model 2:")
         assert "(data, model)" in str(report)
@@ -470,7 +473,7 @@ def test_replicas_of_a_shard_are_one_mesh_in_any_order() -> None:
 ])  # fmt: skip
 def test_a_batch_and_devices_that_are_none_are_refused(wrong: Any, told: str) -> None:
     with pytest.raises(ShardingError, match=told):
-        trained(Data(2, **wrong))
+        train_one_step(Data(2, **wrong))
 
 
 def test_a_report_is_for_a_cluster() -> None:
@@ -533,11 +536,11 @@ def test_a_checkpoint_of_one_strategy_goes_on_under_another(other: Any, tmp_path
     batches = [first.feeds(random, 6) for _ in range(3)]
 
     def steps(session: gf.Session, model: Any, given: Any) -> list[float]:
-        def renamed(feeds: Any) -> Any:
+        def rename_feeds(feeds: Any) -> Any:
             values = {t.name: a for t, a in feeds.items()}
             return {t: values[t.name] for t in model.feeds(np.random.default_rng(0), 1)}
 
-        return [float(session.run(model.fetches, renamed(f))[0]) for f in given]
+        return [float(session.run(model.fetches, rename_feeds(f))[0]) for f in given]
 
     with gf.Session() as s:
         steps(s, first, batches[:2])
@@ -663,7 +666,7 @@ def test_what_is_printed_is_printed_once(capfd: pytest.CaptureFixture[str]) -> N
 def test_what_is_assigned_besides_the_training_step_is_so_at_every_place(strategy: Any) -> None:
     """A rate that falls with a count of steps, which is fetched and not part of the training."""
 
-    def trained(strategy: Any, cluster: Any = None) -> tuple[list[float], list[Any]]:
+    def run_training(strategy: Any, cluster: Any = None) -> tuple[list[float], list[Any]]:
         x = gf.placeholder("float64", ("n", 3), name="x")
         w = gf.variable(np.ones(3), name="w")
         done = gf.variable(np.zeros(()), name="done", trainable=False)
@@ -680,16 +683,16 @@ def test_what_is_assigned_besides_the_training_step_is_so_at_every_place(strateg
             assert float(s.run(count)) == 5
             return losses, [s.get(w), s.get(done)]
 
-    here = trained(strategy)
-    assert difference(here, trained(None)) < EXACT
+    here = run_training(strategy)
+    assert difference(here, run_training(None)) < EXACT
     if isinstance(strategy, Data) and strategy.replicas == 2:
-        assert difference(here, trained(strategy, gf.Cluster.local(2))) == 0.0
+        assert difference(here, run_training(strategy, gf.Cluster.local(2))) == 0.0
 
 
 def test_patterns_mean_neither_slots_nor_scalars() -> None:
     """An optimiser's slots lie as their variables; its scalars have no axis to cut."""
     strategy = Shard({"m": 2}, {"*": ("m",)})
-    assert difference(mlp(strategy).train(), undivided(mlp)) < EXACT
+    assert difference(mlp(strategy).train(), train_on_one_device(mlp)) < EXACT
     variables = strategy.report(mlp(strategy).fetches).division.variables
     whole = {node.name for node, pieces in variables.items() if not pieces.layout.axes()}
     assert whole == {"train/adam/beta1_power", "train/adam/beta2_power"}

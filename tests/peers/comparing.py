@@ -30,7 +30,7 @@ def agree(
     """
     xs = [gf.placeholder(a.dtype, a.shape) for a in arrays]
     ts = [torch.tensor(a, requires_grad=a.dtype.kind in "fc") for a in arrays]
-    ys, us = _listed(ours(*xs)), _listed(theirs(*ts))
+    ys, us = _to_list(ours(*xs)), _to_list(theirs(*ts))
     assert [y.shape for y in ys] == [tuple(u.shape) for u in us]
     rng = np.random.default_rng(seed)
     weights = [_weights(rng, tuple(u.shape), y.dtype) for y, u in zip(ys, us, strict=True)]
@@ -54,7 +54,7 @@ def _weights(rng: np.random.Generator, shape: tuple[int, ...], dtype: np.dtype[A
     return np.asarray(weights).astype(dtype)
 
 
-def _listed(result: Any) -> list[Any]:
+def _to_list(result: Any) -> list[Any]:
     return list(result) if isinstance(result, list | tuple) else [result]
 
 

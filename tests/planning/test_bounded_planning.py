@@ -26,12 +26,12 @@ TWO = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def fused(x: gf.Tensor, number: float) -> gf.Tensor:
+def build_fused_kernel(x: gf.Tensor, number: float) -> gf.Tensor:
     """A graph whose kernel no other test compiles."""
     return gf.sum(gf.tanh(x * number + number) * gf.exp(x - number), axis=0)
 
 
-def compiled(fetch: gf.Tensor) -> CompiledFetches:
+def compile_fetch(fetch: gf.Tensor) -> CompiledFetches:
     graph = Graph([fetch])
     return CompiledFetches((fetch,), graph, optimize(graph))
 
@@ -40,7 +40,7 @@ def test_kernels_beyond_the_limit_are_not_profiled_and_the_log_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     x = gf.placeholder("float32", (64, 96))
-    made, learned = compiled(fused(x, 0.3)), TraceCorrections("a")
+    made, learned = compile_fetch(build_fused_kernel(x, 0.3)), TraceCorrections("a")
     few = ProfilingLimits(1.0, 1.0, 10)
     with caplog.at_level(logging.DEBUG, "graphflow.trial"):
         assert profile_first_steps(learned, TWO, ClusterSurvey(), made, {}, limits=few) == 0
@@ -53,7 +53,7 @@ def test_steps_that_are_predicted_to_be_long_are_not_profiled_and_the_log_says_s
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     x = gf.placeholder("float32", (64, 96))
-    made, learned = compiled(fused(x, 0.4)), TraceCorrections("a")
+    made, learned = compile_fetch(build_fused_kernel(x, 0.4)), TraceCorrections("a")
     short = ProfilingLimits(0.0, 1.0, 10**6)
     with caplog.at_level(logging.DEBUG, "graphflow.trial"):
         assert profile_first_steps(learned, TWO, ClusterSurvey(), made, {}, limits=short) == 0
@@ -66,7 +66,9 @@ def test_a_session_whose_kernels_are_not_profiled_runs(monkeypatch: pytest.Monke
     data = np.random.default_rng(0).random((64, 96), "float32")
     expected = (np.tanh(data * 0.6 + 0.6) * np.exp(data - 0.6)).sum(axis=0)
     with gf.Session(TWO) as session:
-        np.testing.assert_allclose(session.run(fused(x, 0.6), {x: data}), expected, rtol=1e-5)
+        np.testing.assert_allclose(
+            session.run(build_fused_kernel(x, 0.6), {x: data}), expected, rtol=1e-5
+        )
 
 
 class Terminal(io.StringIO):

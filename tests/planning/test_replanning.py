@@ -75,7 +75,7 @@ def states(s: gf.Session) -> dict[str, bytes]:
     return {name: s.get(tensor).tobytes() for name, tensor in s._state.variables.items()}
 
 
-def used(s: gf.Session) -> set[str]:
+def list_used_devices(s: gf.Session) -> set[str]:
     return {n.device for n in s.plan().nodes if n.finish > n.start}
 
 
@@ -99,11 +99,11 @@ def test_a_run_with_a_replan_in_the_middle_gives_the_bits_of_one_without(
 
     def replan(s: gf.Session) -> Any:
         before = states(s)
-        assert len(used(s)) == 1
+        assert len(list_used_devices(s)) == 1
         machine["links"] = FAST
         told = s.replan()
         assert states(s) == before  # to the bit, before another step runs
-        assert len(used(s)) == 2
+        assert len(list_used_devices(s)) == 2
         homes = {s._state.names[node]: home for node, home in s._state.homes.items()}
         assert {homes[name] for name in told.moved} <= set(cluster.devices)
         return told

@@ -314,30 +314,30 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
     rows = gf.placeholder("float32", (None, 4))
     shaped = {"shapes": {rows: (3, 4)}}
 
-    def opened(**arguments: Any) -> None:
+    def open_session(**arguments: Any) -> None:
         with gf.Session(**arguments):
             pass
 
-    def kept(**arguments: Any) -> None:
-        opened(checkpoint="steps", **arguments)
+    def open_with_checkpoints(**arguments: Any) -> None:
+        open_session(checkpoint="steps", **arguments)
 
-    def traced(**arguments: Any) -> None:
+    def trace_steps(**arguments: Any) -> None:
         with session.trace(**arguments):
             pass
 
-    def streamed(**arguments: Any) -> None:
+    def stream_steps(**arguments: Any) -> None:
         list(session.run(**arguments))
 
-    def ahead(**arguments: Any) -> None:
+    def run_ahead(**arguments: Any) -> None:
         session.run_async(**arguments).result()
 
     return {
-        "Session": (opened, dict.fromkeys(signature_of(gf.Session).parameters) | {
+        "Session": (open_session, dict.fromkeys(signature_of(gf.Session).parameters) | {
             "strict": True,
             "cluster": HERE, "placer": "heft", "deadline": 9.0, "ops": (), "trial": False,
             "check_finite": False, "flush_denormals": False, "replicas": 1,
         }),
-        "Session, checkpoint": (kept, {"every": 2, "keep": 2, "rejoin": 1.0}),
+        "Session, checkpoint": (open_with_checkpoints, {"every": 2, "keep": 2, "rejoin": 1.0}),
         "Session.run": (session.run, {"fetches": loss, "feeds": feeds}),
         "Dataset.shuffle": (DATA.shuffle, {"seed": 1, "blocks": 2}),
         "Dataset.batch": (DATA.batch, {"size": 3, "drop_last": True}),
@@ -355,10 +355,10 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Dataset, arrays": (_arrays_of, {"columns": {"x": np.ones(3)}}),
         "Dataset, rows": (lambda rows, names: gf.data.wrap(rows, names).batch(2).read((0, 0)),
                       {"rows": [1.0, 2.0, 3.0], "names": ["x"]}),
-        "Session.run, steps": (streamed, {"fetches": loss, "feeds": [feeds], "steps": 1}),
+        "Session.run, steps": (stream_steps, {"fetches": loss, "feeds": [feeds], "steps": 1}),
         "Session.run, a feed": (lambda feed: session.run(gf.exp(rows), {rows: feed}),
                                 {"feed": np.ones((3, 4), "float32")}),
-        "Session.run_async": (ahead, {"fetches": loss, "feeds": feeds}),
+        "Session.run_async": (run_ahead, {"fetches": loss, "feeds": feeds}),
         "Session.compile": (session.compile, {"fetch_sets": [[rows * 2.0]], **shaped}),
         "Session.compile, a shape": (lambda shape: session.compile([rows + 1.0], {rows: shape}),
                                      {"shape": (3, 4)}),
@@ -371,7 +371,7 @@ def methods() -> dict[str, tuple[Callable[..., Any], dict[str, Any]]]:
         "Session.set_all": (session.set_all, {"values": {v: np.ones((3, 4), "float32")}}),
         "Session.save": (session.save, {"folder": "kept"}),
         "Session.load": (session.load, {"folder": "kept"}),
-        "Session.trace": (traced, {"path": "trace.json", "memory": False}),
+        "Session.trace": (trace_steps, {"path": "trace.json", "memory": False}),
         "Plan.compare": (one.compare, {"other": other}),
         "Plan.diff": (one.diff, {"other": other}),
         "Plan.explain": (one.explain, {"name": loss.name}),

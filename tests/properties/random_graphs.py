@@ -90,7 +90,7 @@ class _Builder:
                     with self.scope():
                         self.grow()
                 for v in variables:
-                    if self.chance(0.85):
+                    if self.happens(0.85):
                         self.assign(v)
         return Case(self.seed, self.fetches(), tuple(self.variables), self.feeds)
 
@@ -103,7 +103,7 @@ class _Builder:
     def pick(self, items: Any) -> Any:
         return items[int(self.rng.integers(len(items)))]
 
-    def chance(self, probability: float) -> bool:
+    def happens(self, probability: float) -> bool:
         return bool(self.rng.random() < probability)
 
     def feeds(self, step: int) -> dict[Tensor, Array]:
@@ -118,18 +118,18 @@ class _Builder:
 
     def variable(self, number: int) -> None:
         shape = self.pick([(3, 4), (3, 4), (4, 4), (), (2, 3, 4)])
-        initial: Any = gf.init.normal(shape, std=1.0) if self.chance(0.5) else self.array(shape)
+        initial: Any = gf.init.normal(shape, std=1.0) if self.happens(0.5) else self.array(shape)
         self.variables.append(gf.variable(initial, name=f"v{number}_{self.seed}"))
         self.known.append(self.variables[-1])
 
     def grow(self) -> None:
-        self.pick([self.registered] * 6 + [self.batch] * 2 + [self.alias, self.random])()
+        self.pick([self.add_registered_op] * 6 + [self.batch] * 2 + [self.alias, self.random])()
 
-    def registered(self) -> None:
+    def add_registered_op(self) -> None:
         op = self.pick(OPS)
         sample: Sample = self.pick([s for s in op.samples if s.make is None])
-        inputs = [self.fitted(self.pick(self.known), s, sample) for s in sample.inputs]
-        if self.chance(0.1):
+        inputs = [self.fit_to_spec(self.pick(self.known), s, sample) for s in sample.inputs]
+        if self.happens(0.1):
             half = self.pick(["float16", "bfloat16"])
             inputs = [gf.astype(t, half) if t.dtype == "float32" else t for t in inputs]
         try:
@@ -139,10 +139,10 @@ class _Builder:
         for tensor in outputs if isinstance(outputs, tuple) else (outputs,):
             self.known.append(tensor)
 
-    def fitted(self, tensor: Tensor, spec: TensorSpec, sample: Sample) -> Tensor:
+    def fit_to_spec(self, tensor: Tensor, spec: TensorSpec, sample: Sample) -> Tensor:
         """A tensor of a spec, its values in the sample's range, made of any tensor."""
         same = [t for t in self.known if t.spec == spec and kind(spec.dtype) == "bool"]
-        if same and self.chance(0.5):
+        if same and self.happens(0.5):
             return self.pick(same)
         if tensor.size == 0:
             tensor = self.scalar
@@ -176,7 +176,7 @@ class _Builder:
             case 2:
                 self.batched.append(t + self.pick([o for o in self.batched if o.shape == t.shape]))
             case 3 if t.ndim == 2:
-                self.batched.append(gf.nn.softmax(t, axis=1) if self.chance(0.5) else t[:, 1:3])
+                self.batched.append(gf.nn.softmax(t, axis=1) if self.happens(0.5) else t[:, 1:3])
             case 4 if t.ndim == 2:
                 self.batched.append(gf.reshape(gf.flip(t, 0), (t.shape[0], t.shape[1], 1)))
             case 5:
@@ -212,9 +212,9 @@ class _Builder:
         peers = [w for w in self.variables if w is not v and w.shape == v.shape]
         match int(self.rng.integers(7)):
             case 0:
-                new = v * 0.9 + self.bounded(v)  # momentum: two steps, the last one in place
+                new = v * 0.9 + self.fit_to_range(v)  # momentum: two steps, the last one in place
             case 1:
-                new = v - self.bounded(v)
+                new = v - self.fit_to_range(v)
             case 2 if peers:
                 new = self.pick(peers)  # a swap, perhaps
             case 3 if peers:
@@ -224,21 +224,21 @@ class _Builder:
             case 5:
                 new = gf.reshape(gf.reshape(v, (v.size,)), v.shape)
             case _:
-                new = self.bounded(v)
+                new = self.fit_to_range(v)
         self.assigns.append(gf.assign(v, new))
-        self.known += [new] if self.chance(0.3) else []
-        self.known += [self.assigns[-1]] if self.chance(0.3) else []
+        self.known += [new] if self.happens(0.3) else []
+        self.known += [self.assigns[-1]] if self.happens(0.3) else []
 
-    def bounded(self, v: Tensor) -> Tensor:
+    def fit_to_range(self, v: Tensor) -> Tensor:
         range_of_values = Sample((v.spec,), low=-1.0, high=1.0)
-        return self.fitted(self.pick(self.known), v.spec, range_of_values)
+        return self.fit_to_spec(self.pick(self.known), v.spec, range_of_values)
 
     def fetches(self) -> tuple[Tensor, ...]:
         everything = self.known + self.batched
         chosen = [self.pick(everything) for _ in range(6)] + [self.known[-1], self.batched[-1]]
         chosen.append(self.x)  # so that it is fed, where only its size is read
         rest = list(self.assigns)
-        if rest and self.chance(0.6):
+        if rest and self.happens(0.6):
             cut = int(self.rng.integers(len(rest) + 1))
             chosen.append(REGISTRY["group"](*rest[cut:], name="updates"))
             rest = rest[:cut]
@@ -285,17 +285,17 @@ def _initial(node: Node) -> Array:
 def assert_same_bits(have: Outcome, want: Outcome, case: Case) -> None:
     for step, (mine, theirs) in enumerate(zip(have.fetched, want.fetched, strict=True)):
         for tensor, a, b in zip(case.fetches, mine, theirs, strict=True):
-            assert same_bits(a, b), f"seed {case.seed}, step {step}: {tensor} is {a}, not {b}"
+            assert has_same_bits(a, b), f"seed {case.seed}, step {step}: {tensor} is {a}, not {b}"
     assert_same_variables(have.variables, want.variables, case)
 
 
 def assert_same_variables(have: Mapping[str, Array], want: Mapping[str, Array], case: Case) -> None:
     assert have.keys() == want.keys()
     for name in want:
-        assert same_bits(have[name], want[name]), f"seed {case.seed}: variable {name}"
+        assert has_same_bits(have[name], want[name]), f"seed {case.seed}: variable {name}"
 
 
-def same_bits(a: Any, b: Any) -> bool:
+def has_same_bits(a: Any, b: Any) -> bool:
     """The same bytes, any NaN for any other: numpy does not say which NaN it gives."""
     if a is None or b is None:
         return a is b

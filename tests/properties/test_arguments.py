@@ -35,7 +35,7 @@ ODD = [
 PLAIN_NAMES = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
-def spoiled(name: str) -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
+def spoil_calls(name: str) -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
     """Calls with one argument replaced: which, by what, and all of them."""
     args, kwargs = call_of(name, FUNCTIONS[name])
     for place in range(len(args)):
@@ -51,7 +51,7 @@ def spoiled(name: str) -> Iterator[tuple[str, Any, list[Any], dict[str, Any]]]:
 def test_a_spoiled_argument_is_an_error_of_ours_at_once(name: str) -> None:
     args, kwargs = call_of(name, FUNCTIONS[name])
     FUNCTIONS[name](*args, **kwargs)
-    for what, odd, args, kwargs in spoiled(name):
+    for what, odd, args, kwargs in spoil_calls(name):
         began = time.monotonic()
         try:
             FUNCTIONS[name](*args, **kwargs)

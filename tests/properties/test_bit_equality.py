@@ -36,7 +36,7 @@ TWO = ("/worker:0/cpu:0", "/worker:0/cpu:1")
 seeds = st.integers(0, 2**32 - 1)
 
 
-def scattered(graph: Graph, devices: Sequence[str], seed: int) -> dict[Node, str]:
+def scatter_nodes(graph: Graph, devices: Sequence[str], seed: int) -> dict[Node, str]:
     """Any device for any node; assigns go with their variable."""
     rng = np.random.default_rng(seed)
     placement: dict[Node, str] = {}
@@ -48,7 +48,7 @@ def scattered(graph: Graph, devices: Sequence[str], seed: int) -> dict[Node, str
     return placement
 
 
-def travelled(parts: Mapping[str, Partition]) -> list[Partition]:
+def send_over_wire(parts: Mapping[str, Partition]) -> list[Partition]:
     """The partitions after a journey over the wire."""
     header, buffers = encode(list(parts.values()))
     return decode(header, [np.frombuffer(b.tobytes(), b.dtype).reshape(b.shape) for b in buffers])
@@ -63,10 +63,10 @@ def run(
 ) -> Outcome:
     """The case as a session would run it, on devices of this process."""
     graph = optimize(case.graph) if optimized else case.graph
-    parts = partition(graph, scattered(graph, devices, case.seed))
+    parts = partition(graph, scatter_nodes(graph, devices, case.seed))
     hosts = LocalHosts(devices, threads)
     try:
-        hosts.add("p", {0: travelled(parts) if wire else list(parts.values())})
+        hosts.add("p", {0: send_over_wire(parts) if wire else list(parts.values())})
         fetched = [step(case, graph, hosts, i) for i in range(STEPS)]
         variables = {v.name: hosts.read(0, v.name) for v in case.graph.variables}
     finally:

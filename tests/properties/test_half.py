@@ -122,13 +122,13 @@ def tensors(value: Any) -> Iterator[Tensor]:
             yield from tensors(x)
 
 
-def replaced(value: Any, each: Callable[[Tensor], Tensor]) -> Any:
+def replace_tensors(value: Any, each: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, Tensor):
         return each(value)
     if isinstance(value, list | tuple):
-        return type(value)(replaced(x, each) for x in value)
+        return type(value)(replace_tensors(x, each) for x in value)
     if isinstance(value, dict):
-        return {key: replaced(x, each) for key, x in value.items()}
+        return {key: replace_tensors(x, each) for key, x in value.items()}
     return value
 
 
@@ -146,11 +146,11 @@ class Built:
     def __init__(self, name: str, case: int, dtype: Any) -> None:
         self.given = call(name, case)
         self.inputs: list[Tensor] = []
-        args, kwargs = replaced(list(self.given), lambda x: self._in(x, dtype))
+        args, kwargs = replace_tensors(list(self.given), lambda x: self._cast_input(x, dtype))
         self.outputs = list(tensors(public()[name](*args, **kwargs)))
         self.floats = [y for y in self.outputs if is_inexact(y.dtype)]
 
-    def _in(self, x: Tensor, dtype: Any) -> Tensor:
+    def _cast_input(self, x: Tensor, dtype: Any) -> Tensor:
         if x.dtype != np.float32 or x.node.op.name != "placeholder":
             return x
         self.inputs.append(gf.placeholder(dtype, x.shape))
@@ -168,7 +168,7 @@ def like(tensors: list[Tensor]) -> list[Tensor]:
     return [gf.placeholder(t.dtype, t.shape) for t in tensors]
 
 
-def built(name: str, case: int, dtype: Any) -> Built:
+def build_case(name: str, case: int, dtype: Any) -> Built:
     try:
         made = Built(name, case, dtype)
     except gf.errors.GraphflowError as error:
@@ -217,7 +217,7 @@ def double_roundings(outputs: list[Tensor]) -> set[str]:
 def test_functions_and_their_gradients_round_once(name: str, case: int) -> None:
     if name in NOT_ONCE:
         pytest.skip(NOT_ONCE[name])
-    made = built(name, case, "float16")
+    made = build_case(name, case, "float16")
     assert double_roundings(made.outputs) == set()
     assert double_roundings(made.gradients(like(made.floats))) == set()
 
@@ -290,7 +290,7 @@ def require_near(have: Any, want: Any, half: str, what: str) -> None:
 def test_values_and_gradients_are_those_in_float64_rounded(
     name: str, case: int, half: str, large: bool
 ) -> None:
-    made, exact = built(name, case, half), built(name, case, "float64")
+    made, exact = build_case(name, case, half), build_case(name, case, "float64")
     numbers = draw_half_numbers(name, made, half, large)
     rng = np.random.default_rng(1)
     along = [rng.uniform(0.5, 1, t.shape).astype(half) for t in (*made.floats, *made.inputs)]

@@ -98,7 +98,7 @@ def test_shapes_are_inferred_for_what_users_write_and_not_for_each_update(
     assert (many["make_node"] - few["make_node"]) / 50 <= most
 
 
-def _trained(optimiser: Optimizer, strategy: Any) -> tuple[list[str], list[bytes]]:
+def _run_training(optimiser: Optimizer, strategy: Any) -> tuple[list[str], list[bytes]]:
     """The graphs of a step, as built and optimised; and the bits of variables, and of a number that
     is drawn from the next random stream, after some steps."""
     with seed_scope(0):
@@ -126,6 +126,6 @@ def _trained(optimiser: Optimizer, strategy: Any) -> tuple[list[str], list[bytes
 def test_copied_updates_are_those_that_are_built_one_by_one(
     optimiser: Optimizer, strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = _trained(optimiser, strategy)
+    copied = _run_training(optimiser, strategy)
     monkeypatch.setattr(Optimizer, "_is_determined_by_specs", lambda *_: False)
-    assert copied == _trained(optimiser, strategy)
+    assert copied == _run_training(optimiser, strategy)

@@ -77,7 +77,9 @@ def check_cut_off(build: Callable[..., Any], arrays: Sequence[Array], name: str 
             for b, *both in zip(here, *ends, strict=True)
         ]
 
-    def found(which: Sequence[Tensor], seed: Tensor, at: Place, value: float) -> list[Array]:
+    def evaluate_with_seed(
+        which: Sequence[Tensor], seed: Tensor, at: Place, value: float
+    ) -> list[Array]:
         seeds = plain | {seed: np.where(marks(seed.shape, at), value, plain[seed])}
         return list(evaluate(which, given | seeds))
 
@@ -85,13 +87,15 @@ def check_cut_off(build: Callable[..., Any], arrays: Sequence[Array], name: str 
         for at in some_places(x.shape, rng, 4):
             free = unread(x, at)
             for bad in (np.inf, np.nan):
-                both = (found(tangents, t, at, v) for v in (0.0, bad))
+                both = (evaluate_with_seed(tangents, t, at, v) for v in (0.0, bad))
                 for before, after, mine in zip(*both, free, strict=True):
                     same = np.allclose(after[mine], before[mine], rtol=1e-12, atol=1e-12)
                     assert same, f"a tangent {bad} of input {i} at {at} reaches {after}"
                 for g, mine in zip(gs, free, strict=True):
                     for place in list(map(tuple, np.argwhere(mine)))[:3]:
-                        before, after = (found([slopes[i]], g, place, v)[0] for v in (0.0, bad))
+                        before, after = (
+                            evaluate_with_seed([slopes[i]], g, place, v)[0] for v in (0.0, bad)
+                        )
                         assert np.isclose(after[at], before[at], rtol=1e-12, atol=1e-12), (
                             f"a cotangent {bad} of the output at {place} makes {after[at]} of "
                             f"{before[at]} in input {i} at {at}"

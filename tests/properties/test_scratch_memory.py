@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from graphflow.ops.kernels.gemm import gemm
+from graphflow.ops.kernels.gemm import native_product
 from graphflow.ops.kernels.jit import scratch_memory
 from graphflow.ops.kernels.jit.denormals import is_x86
 from graphflow.runtime.memory.backend import CpuBackend
@@ -32,7 +32,7 @@ def _clear_flags() -> None:
     assert ctypes.CDLL(None).fesetenv(default) == 0
 
 
-def _met_a_denormal() -> bool:
+def _has_met_denormal() -> bool:
     environment = (ctypes.c_uint8 * 64)()
     assert ctypes.CDLL(None).fegetenv(environment) == 0
     (register,) = np.frombuffer(environment, np.uint32, 1, _MXCSR_OFFSET)
@@ -40,7 +40,10 @@ def _met_a_denormal() -> bool:
 
 
 def _fill_scratch_with_denormals() -> None:
-    kept = [*vars(scratch_memory._local).values(), getattr(gemm._thread_local, "memory", None)]
+    kept = [
+        *vars(scratch_memory._local).values(),
+        getattr(native_product._thread_local, "memory", None),
+    ]
     kept += [each._scratch for each in gc.get_objects() if isinstance(each, CpuBackend)]
     for memory in kept:
         if memory is not None:
@@ -63,7 +66,7 @@ def _check(
             _fill_scratch_with_denormals()
             _clear_flags()
             session.run(fetched, feeds)
-            assert not _met_a_denormal(), (shapes, dtype)
+            assert not _has_met_denormal(), (shapes, dtype)
 
 
 def test_the_register_shows_a_denormal_operand() -> None:
@@ -75,7 +78,7 @@ def test_the_register_shows_a_denormal_operand() -> None:
             session.run(y, {x: fed})
             _clear_flags()
             session.run(y, {x: fed})
-            assert _met_a_denormal() is met
+            assert _has_met_denormal() is met
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -30,7 +30,7 @@ def kernel(size: int) -> Tensor:
     return gf.constant(np.ones((1, 1, size), "float32"))
 
 
-def unpooled(x: Tensor) -> Tensor:
+def unpool(x: Tensor) -> Tensor:
     where = gf.zeros_like(image(x), dtype="int64")
     return gf.nn.max_unpool(image(x), where, 1, stride=2, padding=3)
 
@@ -55,7 +55,7 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
     ),
     "avg_pool": lambda x: gf.nn.avg_pool(image(x), 6, stride=3, ceil_mode=True),
     "lp_pool": lambda x: gf.nn.lp_pool(image(x), 4),
-    "max_unpool": unpooled,
+    "max_unpool": unpool,
     "unfold": lambda x: gf.nn.unfold(image(x), 4, stride=2),
     "slice": lambda x: gf.zeros((x.shape[0],))[: x.shape[0] - 4],
     "zeros": lambda x: gf.zeros((x.shape[0] - 4,)),
@@ -86,17 +86,17 @@ CALLS: dict[str, Callable[[Tensor], Any]] = {
 LENIENT = ("slice",)
 
 
-def fetched(call: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
+def collect_results(call: Callable[[Tensor], Any], x: Tensor) -> list[Tensor]:
     made = call(x)
     return list(made) if isinstance(made, list | tuple) else [made]
 
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_negative_size_is_refused_while_the_graph_is_built(name: str) -> None:
-    fetched(CALLS[name], gf.placeholder("float32", (8,)))
+    collect_results(CALLS[name], gf.placeholder("float32", (8,)))
     if name not in LENIENT:
         with pytest.raises(GraphflowError, match=r"test_sizes\.py:\d+"):
-            fetched(CALLS[name], gf.placeholder("float32", (2,)))
+            collect_results(CALLS[name], gf.placeholder("float32", (2,)))
 
 
 @pytest.mark.parametrize("jit", ["on", "off"])
@@ -106,7 +106,7 @@ def test_a_size_that_a_feed_makes_negative_is_refused(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_JIT", jit)
     x = gf.placeholder("float32", (None,), name="x")
-    made = fetched(CALLS[name], x)
+    made = collect_results(CALLS[name], x)
     fits, short = np.ones(8, "float32"), np.ones(2, "float32")
     with gf.Session() as session:
         values = session.run([x, *made], {x: fits})[1:]

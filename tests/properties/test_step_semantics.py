@@ -158,7 +158,7 @@ def _product(a: Value, b: Value) -> Value:
     return lambda v, x: a(v, x) * b(v, x)
 
 
-def _turned(a: Value) -> Value:
+def _reshape_twice(a: Value) -> Value:
     return lambda v, x: _reshape(_reshape(a(v, x), (6,)), SHAPE)
 
 
@@ -171,7 +171,7 @@ def _reshape(a: Any, shape: tuple[int, ...]) -> Any:
 
 
 def _grow(inner: st.SearchStrategy[tuple[str, Value]]) -> st.SearchStrategy[tuple[str, Value]]:
-    one = st.sampled_from([("alias", _turned), ("inc", _plus_one)])
+    one = st.sampled_from([("alias", _reshape_twice), ("inc", _plus_one)])
     two = st.sampled_from([("add", _sum), ("mul", _product)])
     return st.builds(lambda f, a: (f"{f[0]}({a[0]})", f[1](a[1])), one, inner) | st.builds(
         lambda f, a, b: (f"{f[0]}({a[0]}, {b[0]})", f[1](a[1], b[1])), two, inner, inner
@@ -218,27 +218,27 @@ class _Built:
         self.built = 0
         x = gf.reshape(gf.debug.check(self.x, self.ok, "on purpose"), SHAPE)
         self.assigns = [
-            gf.assign(v, self._made(e[1], x))
+            gf.assign(v, self._build_value(e[1], x))
             for v, e in zip(self.variables, step.assigned, strict=True)
             if e is not None
         ]
-        self.fetches = [self._made(e[1], x) for e in step.fetched]
-        self.always = self._checked(self.variables[0])
+        self.fetches = [self._build_value(e[1], x) for e in step.fetched]
+        self.always = self._add_check(self.variables[0])
 
-    def _checked(self, t: gf.Tensor) -> gf.Tensor:
+    def _add_check(self, t: gf.Tensor) -> gf.Tensor:
         return gf.debug.check(t, self.ok, "on purpose")
 
-    def _made(self, expression: Value, x: gf.Tensor) -> gf.Tensor:
+    def _build_value(self, expression: Value, x: gf.Tensor) -> gf.Tensor:
         value = expression(self.variables, x)
         self.built += 1
-        return self._checked(value) if self.built == self.step.failing else value
+        return self._add_check(value) if self.built == self.step.failing else value
 
 
 def _initial(i: int) -> Array:
     return np.random.default_rng(i).integers(-3, 4, SHAPE).astype("float64")
 
 
-def _same(a: Array, b: Array) -> bool:
+def _has_same_bits(a: Array, b: Array) -> bool:
     return a.tobytes() == b.tobytes()
 
 
@@ -255,18 +255,18 @@ def test_a_random_step_computes_from_the_old_state(devices: tuple[str, ...], ste
             with pytest.raises(CheckError, match="on purpose"):
                 s.run(everything, {built.x: x, built.ok: False})
             for variable, value in zip(built.variables, state, strict=True):
-                assert _same(s.get(variable), value)
+                assert _has_same_bits(s.get(variable), value)
             news, fetched, olds, *_ = s.run(everything, {built.x: x, built.ok: True})
             wanted = [None if e is None else e[1](state, x) for e in step.assigned]
             for got, e in zip(fetched, step.fetched, strict=True):
-                assert _same(got, e[1](state, x))
+                assert _has_same_bits(got, e[1](state, x))
             for got, old in zip(olds, state, strict=True):
-                assert _same(got, old)
+                assert _has_same_bits(got, old)
             for got, new in zip(news, (w for w in wanted if w is not None), strict=True):
-                assert _same(got, new)
+                assert _has_same_bits(got, new)
             state = [old if new is None else new for old, new in zip(state, wanted, strict=True)]
             for variable, value in zip(built.variables, state, strict=True):
-                assert _same(s.get(variable), value)
+                assert _has_same_bits(s.get(variable), value)
 
 
 # Randomness -----------------------------------------------------------------------------------
@@ -285,8 +285,8 @@ def test_a_random_node_is_one_value_within_a_step_and_another_in_the_next(
 ) -> None:
     noise, other, _ = _noisy()
     one, twice, alien = session.run([noise, noise * 2, other])
-    assert _same(one * 2, twice) and not _same(one, alien)
-    assert not _same(session.run(noise), one)
+    assert _has_same_bits(one * 2, twice) and not _has_same_bits(one, alien)
+    assert not _has_same_bits(session.run(noise), one)
 
 
 def test_numbers_repeat_from_run_to_run_under_a_seed(session: gf.Session) -> None:
@@ -319,7 +319,11 @@ def test_dropout_keeps_the_same_elements_forward_and_backward(session: gf.Sessio
     gradient = gf.gradients(gf.sum(dropped), [w])[0]
     first = session.run([dropped, gradient])
     second = session.run([dropped, gradient])
-    assert _same(*first) and _same(*second) and not _same(first[0], second[0])
+    assert (
+        _has_same_bits(*first)
+        and _has_same_bits(*second)
+        and not _has_same_bits(first[0], second[0])
+    )
     kept = np.count_nonzero(first[0])
     assert 650 < kept < 850
     assert np.allclose(first[0][first[0] != 0], 1 / 0.75)

@@ -38,16 +38,16 @@ from graphflow.runtime.host.host_interface import LocalHosts
 from graphflow.runtime.wire.step_values import step_of
 
 
-def counting(name: str = "count") -> tuple[gf.Tensor, gf.Tensor]:
+def build_counter(name: str = "count") -> tuple[gf.Tensor, gf.Tensor]:
     count = gf.variable(np.zeros(3, "float32"), name=name)
     return count, gf.assign(count, count + 1.0)
 
 
-def kept(root: Path) -> list[str]:
+def list_files(root: Path) -> list[str]:
     return sorted(p.name for p in root.iterdir())
 
 
-def landed(s: gf.Session) -> None:
+def wait_for_checkpoint(s: gf.Session) -> None:
     """When no checkpoint is being written any more."""
     assert s._recovery is not None
     s._recovery.wait()
@@ -107,19 +107,19 @@ def test_a_wrong_argument_is_told_before_anything_is_written(
 ) -> None:
     with pytest.raises(ArgumentError, match=told):
         gf.Session(**{"checkpoint": tmp_path / "c", **wrong})
-    assert not kept(tmp_path)
+    assert not list_files(tmp_path)
 
 
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(
         checkpoint=tmp_path, every=np.int64(2), keep=np.uint8(1), rejoin=np.float32(0.5),
         deadline=np.float32(30),  # type: ignore[arg-type]
     ) as s:  # fmt: skip
         for _ in range(5):
             s.run(add)
-            landed(s)
-        assert kept(tmp_path) == ["session.json", "step-00000004"]
+            wait_for_checkpoint(s)
+        assert list_files(tmp_path) == ["session.json", "step-00000004"]
 
 
 def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
@@ -127,10 +127,10 @@ def test_a_link_that_leads_nowhere_is_told(tmp_path: Path) -> None:
     for place in (tmp_path / "link", tmp_path / "link" / "c"):
         with pytest.raises(CheckpointError, match=r"link is a link to .*disk/c, where nothing is"):
             gf.Session(checkpoint=place)
-    assert kept(tmp_path) == ["link"]
+    assert list_files(tmp_path) == ["link"]
     (tmp_path / "disk" / "c").mkdir(parents=True)
     with gf.Session(checkpoint=tmp_path / "link"):
-        assert kept(tmp_path / "disk" / "c") == ["session.json"]
+        assert list_files(tmp_path / "disk" / "c") == ["session.json"]
 
 
 def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
@@ -149,17 +149,23 @@ def test_a_directory_that_cannot_be_used_is_told(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_written_every_so_many_steps_and_the_last_few_stay(tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path / "a" / "c", every=10, keep=2) as s:
         for number in range(45):
             assert s.step == number
             s.run(add)
-            landed(s)
-        assert kept(tmp_path / "a" / "c") == ["session.json", "step-00000030", "step-00000040"]
+            wait_for_checkpoint(s)
+        assert list_files(tmp_path / "a" / "c") == [
+            "session.json",
+            "step-00000030",
+            "step-00000040",
+        ]
         for step in (30, 40):
             there = load(tmp_path / "a" / "c" / f"step-{step:08d}")
             assert there.step == step and there.variables["count"].tolist() == [step] * 3
-    assert kept(tmp_path / "a" / "c")[-1] == "step-00000045"  # a session that ends well leaves all
+    assert (
+        list_files(tmp_path / "a" / "c")[-1] == "step-00000045"
+    )  # a session that ends well leaves all
 
 
 def test_a_manifest_tells_step_epoch_fingerprint_position_and_digests(tmp_path: Path) -> None:
@@ -167,7 +173,7 @@ def test_a_manifest_tells_step_epoch_fingerprint_position_and_digests(tmp_path: 
 
     from safetensors.numpy import load_file
 
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=5) as s:
         for _ in range(5):
             s.run(add)
@@ -184,24 +190,24 @@ def test_a_manifest_tells_step_epoch_fingerprint_position_and_digests(tmp_path: 
 
 
 def test_by_time_too_and_only_where_there_was_a_step(tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every="100ms", keep=100) as s:
         begun = time.monotonic()
-        while len(kept(tmp_path)) < 3 and time.monotonic() < begun + 30:
+        while len(list_files(tmp_path)) < 3 and time.monotonic() < begun + 30:
             s.run(add)
-        landed(s)
-        written = len(kept(tmp_path)) - 1
+        wait_for_checkpoint(s)
+        written = len(list_files(tmp_path)) - 1
         assert 2 <= written <= (time.monotonic() - begun) / 0.1 + 1
 
 
 def test_saving_when_one_wishes_needs_no_folder(tmp_path: Path) -> None:
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every="1h") as s:
         s.run(add)
         s.save()
         s.set(count, [7, 8, 9])
         s.save()  # of the same step: it takes the other's place
-        assert kept(tmp_path) == ["session.json", "step-00000001"]
+        assert list_files(tmp_path) == ["session.json", "step-00000001"]
         assert load(tmp_path / "step-00000001").variables["count"].tolist() == [7, 8, 9]
         s.set(count, [3, 2, 1])
     assert load(tmp_path / "step-00000001").variables["count"].tolist() == [3, 2, 1]
@@ -212,13 +218,13 @@ def test_saving_when_one_wishes_needs_no_folder(tmp_path: Path) -> None:
 
 def test_the_short_way_of_steps_counts_too(tmp_path: Path) -> None:
     x = gf.placeholder("float32", (None,))
-    count, _ = counting()
+    count, _ = build_counter()
     step = gf.assign(count, count + gf.sum(x))
     with gf.Session(checkpoint=tmp_path, every=7, keep=100) as s:
         for _ in range(30):
             s.run(step, {x: np.ones(2, "float32")})
-            landed(s)
-        assert len(kept(tmp_path)) == 1 + 4
+            wait_for_checkpoint(s)
+        assert len(list_files(tmp_path)) == 1 + 4
         assert s.get(count).tolist() == [60] * 3
 
 
@@ -240,23 +246,23 @@ def test_one_that_is_due_while_another_is_written_is_left_out_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = held_back(monkeypatch)
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=5, keep=100) as s:
         for _ in range(19):
             s.run(add)
         told = [r.getMessage() for r in caplog.records if "checkpoint.skipped" in r.getMessage()]
         assert len(told) == 2 and "step=10" in told[0] and "step=15" in told[1]
         go_on.set()
-        landed(s)
+        wait_for_checkpoint(s)
         s.run(add)
-        landed(s)
-        assert kept(tmp_path) == ["session.json", "step-00000005", "step-00000020"]
+        wait_for_checkpoint(s)
+        assert list_files(tmp_path) == ["session.json", "step-00000005", "step-00000020"]
 
 
 def test_steps_too_quick_for_their_checkpoints_do_not_flood_the_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=1) as s:
         for _ in range(300):
             s.run(add)
@@ -268,12 +274,12 @@ def test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     go_on = held_back(monkeypatch)
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=5) as s:
         for _ in range(8):
             s.run(add)
         go_on.set()
-        landed(s)
+        wait_for_checkpoint(s)
         assert load(tmp_path / "step-00000005").variables["count"].tolist() == [5] * 3
 
 
@@ -281,28 +287,28 @@ def test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step(
 def test_a_checkpoint_that_cannot_be_written_stops_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, add = counting()
+    _, add = build_counter()
     full = False
     write = os.write
 
-    def limited(file: int, data: Any) -> int:
+    def write_if_space(file: int, data: Any) -> int:
         if full and threading.current_thread().name == "graphflow-checkpoint":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         return write(file, data)
 
-    monkeypatch.setattr(os, "write", limited)
+    monkeypatch.setattr(os, "write", write_if_space)
     with gf.Session(checkpoint=tmp_path, every=5) as s:
         for number in range(20):
             full = 9 <= number < 15
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
             if number == 9:
                 assert "No space left" in str(s.checkpoint_error)  # at once, not at the next step
                 s.run(gf.constant(1.0))
                 assert s.checkpoint_error is not None
                 assert "No space left" in str(s.checkpoint_error)
-                assert kept(tmp_path) == ["session.json", "step-00000005"]
-        landed(s)
+                assert list_files(tmp_path) == ["session.json", "step-00000005"]
+        wait_for_checkpoint(s)
         assert s.checkpoint_error is None
         assert s.step == 21
     assert any("checkpoint.failed" in r.getMessage() for r in caplog.records)
@@ -324,14 +330,14 @@ def test_a_step_that_makes_nan_is_never_in_a_checkpoint(tmp_path: Path) -> None:
     step = gf.assign(w, gf.log(w * x))
     with gf.Session(checkpoint=tmp_path, every=1, keep=100, check_finite=True) as s:
         s.run(step, {x: 2.0})
-        landed(s)
-        before = kept(tmp_path)
+        wait_for_checkpoint(s)
+        before = list_files(tmp_path)
         for _ in range(3):
             with pytest.raises(NonFiniteError):
                 s.run(step, {x: -1.0})
-        landed(s)
-        assert kept(tmp_path) == before and s.step == 1
-    assert np.isfinite(load(tmp_path / kept(tmp_path)[-1]).variables["w"])
+        wait_for_checkpoint(s)
+        assert list_files(tmp_path) == before and s.step == 1
+    assert np.isfinite(load(tmp_path / list_files(tmp_path)[-1]).variables["w"])
 
 
 # Taken up -------------------------------------------------------------------------------------
@@ -373,11 +379,11 @@ def _damage(path: Path) -> None:
 def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_taken_up(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=5) as s:
         for _ in range(10):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
     _damage(tmp_path / "step-00000010" / "worker-0.safetensors")
     with gf.Session(checkpoint=tmp_path, every=5) as s:
         assert s.step == 5
@@ -391,9 +397,9 @@ def test_a_damaged_checkpoint_is_left_out_and_the_one_before_is_taken_up(
 
 @pytest.mark.fault(40)
 def test_a_checkpoint_of_another_model_is_refused_with_all_differences(tmp_path: Path) -> None:
-    _, add = counting("a")
+    _, add = build_counter("a")
     with gf.Session(checkpoint=tmp_path) as s:
-        s.run([add, counting("b")[1]])
+        s.run([add, build_counter("b")[1]])
     other = gf.variable(np.zeros((2, 2), "float32"), name="a")
     more = gf.variable(0, name="c")
     told = (
@@ -410,7 +416,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_all_differences(tmp_path:
 
 
 def test_a_variable_that_is_new_begins_with_its_own_value(tmp_path: Path) -> None:
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path) as s:
         s.run(add)
     fresh = gf.variable(5.0, name="fresh")
@@ -421,7 +427,7 @@ def test_a_variable_that_is_new_begins_with_its_own_value(tmp_path: Path) -> Non
             s.run([count, fresh])
         s.run(count)  # all values are in use now: another variable is no part of the checkpoint
         assert s.run([count, fresh])[1] == 5
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path / "other") as s:
         s.run(add)
     with gf.Session(checkpoint=tmp_path / "other", strict=False) as s:
@@ -429,11 +435,11 @@ def test_a_variable_that_is_new_begins_with_its_own_value(tmp_path: Path) -> Non
 
 
 def test_the_newest_checkpoint_of_a_directory_that_fits_is_loaded(tmp_path: Path) -> None:
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=1, keep=10) as s:
         for _ in range(3):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
     _damage(tmp_path / "step-00000003" / "worker-0.safetensors")
     with gf.Session() as s:
         s.run(count)
@@ -448,11 +454,11 @@ def test_the_newest_checkpoint_of_a_directory_that_fits_is_loaded(tmp_path: Path
 
 
 def test_going_back_by_hand_makes_what_follows_the_newest(tmp_path: Path) -> None:
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=2, keep=10) as s:
         for _ in range(6):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
         s.load(tmp_path / "step-00000002")
         s.set(count, [100, 100, 100])
         s.run(add)
@@ -460,9 +466,9 @@ def test_going_back_by_hand_makes_what_follows_the_newest(tmp_path: Path) -> Non
         assert s.step == 3 and s.get(count).tolist() == [101] * 3
 
 
-def crashed(s: gf.Session, root: Path) -> tuple[int, float]:
+def read_newest_checkpoint(s: gf.Session, root: Path) -> tuple[int, float]:
     """What a crash just now would leave to go on from: step, and value of the counter."""
-    landed(s)
+    wait_for_checkpoint(s)
     there = s._recovery.writer.store.newest(pytest.fail)  # type: ignore[union-attr]
     assert there is not None and there[0].parent == root
     return there[1].step, float(there[1].variables["count"][0])
@@ -475,40 +481,40 @@ def test_after_going_back_checkpoints_are_written_as_often_as_before(
 ) -> None:
     if loses:
         request.getfixturevalue("losing")
-    count, add = counting()
+    count, add = build_counter()
     root = tmp_path / "c"
     with gf.Session(checkpoint=root, every=every, keep=2) as s:
         s.run(add)
         s.save(tmp_path / "best")
         for _ in range(8):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
         s.load(tmp_path / "best")
-        assert crashed(s, root) == (1, 1.0)
+        assert read_newest_checkpoint(s, root) == (1, 1.0)
         s.set(count, [100, 100, 100])
         for step in range(2, 12):  # over all steps of the line before, and beyond
             time.sleep(0.002)
             s.run(add)
             last = step if every != 2 or step % 2 == 0 else step - 1
-            assert crashed(s, root) == (last, 100.0 + last - 1 if last > 1 else 1.0)
-        assert [name for name in kept(root) if "step" in name][-1] in (
+            assert read_newest_checkpoint(s, root) == (last, 100.0 + last - 1 if last > 1 else 1.0)
+        assert [name for name in list_files(root) if "step" in name][-1] in (
             "step-00000010", "step-00000011",
         )  # fmt: skip
 
 
 def test_what_is_written_after_going_back_is_not_pushed_out_by_higher_steps(tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=1, keep=2) as s:
         for _ in range(6):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
         s.load(tmp_path / "step-00000005")
-        assert kept(tmp_path)[1:] == ["step-00000005", "step-00000006"]
+        assert list_files(tmp_path)[1:] == ["step-00000005", "step-00000006"]
         s.save(tmp_path / "best")
         s.run(add)
         s.load(tmp_path / "best")
-        assert crashed(s, tmp_path) == (5, 5.0)
-        assert kept(tmp_path)[2:] == ["step-00000005", "step-00000006"]
+        assert read_newest_checkpoint(s, tmp_path) == (5, 5.0)
+        assert list_files(tmp_path)[2:] == ["step-00000005", "step-00000006"]
 
 
 @pytest.mark.parametrize("loses", [False, True], ids=["here", "workers"])
@@ -517,30 +523,30 @@ def test_a_checkpoint_is_loaded_though_the_disk_is_full_and_written_when_the_nex
 ) -> None:
     if loses:
         request.getfixturevalue("losing")
-    _, add = counting()
+    _, add = build_counter()
     root = tmp_path / "c"
     with gf.Session(checkpoint=root, every=2) as s:
         s.run(add)
         s.save(tmp_path / "best")
         for _ in range(5):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
         with pytest.MonkeyPatch.context() as patch:
             _full(root, patch)
             s.load(tmp_path / "best")
             assert s.step == 1 and "No space left" in str(s.checkpoint_error)
-        assert crashed(s, root) == (6, 6.0)  # nothing else could be written
+        assert read_newest_checkpoint(s, root) == (6, 6.0)  # nothing else could be written
         s.run(add)
-        assert crashed(s, root) == (2, 2.0) and s.checkpoint_error is None
+        assert read_newest_checkpoint(s, root) == (2, 2.0) and s.checkpoint_error is None
 
 
 def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_it_the_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, add = counting()
+    _, add = build_counter()
     root, load_state = tmp_path / "c", VariableStore.load
 
-    def interrupted(*what: Any, **how: Any) -> None:
+    def interrupt_then_load(*what: Any, **how: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         load_state(*what, **how)
 
@@ -550,13 +556,13 @@ def test_ctrl_c_while_a_checkpoint_is_loaded_leaves_it_the_newest(
         s.run(add)
         s.save()
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(VariableStore, "load", interrupted)
+            patch.setattr(VariableStore, "load", interrupt_then_load)
             s.load(tmp_path / "best")
-        assert s.step == 1 and crashed(s, root) == (1, 1.0)
+        assert s.step == 1 and read_newest_checkpoint(s, root) == (1, 1.0)
 
 
 def test_who_takes_a_directory_over_fences_who_had_it(tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=2) as first:
         first.run(add)
         with gf.Session(checkpoint=tmp_path, every=2) as second:
@@ -564,12 +570,12 @@ def test_who_takes_a_directory_over_fences_who_had_it(tmp_path: Path) -> None:
             with pytest.raises(StaleEpoch, match="taken over"):
                 for _ in range(4):
                     first.run(add)
-                    landed(first)
+                    wait_for_checkpoint(first)
             second.run(add)
-        there = kept(tmp_path)
+        there = list_files(tmp_path)
         with pytest.raises(StaleEpoch):
             first.save()
-    assert kept(tmp_path) == there == ["session.json", "step-00000002"]
+    assert list_files(tmp_path) == there == ["session.json", "step-00000002"]
 
 
 def test_what_a_crash_left_goes_with_the_next_start(tmp_path: Path) -> None:
@@ -579,15 +585,15 @@ def test_what_a_crash_left_goes_with_the_next_start(tmp_path: Path) -> None:
         (tmp_path / f"{name}-{'0f' * 8}" / "worker-0.safetensors").write_text("half")
     (tmp_path / "mine.txt").write_text("stays")
     with gf.Session(checkpoint=tmp_path):
-        assert kept(tmp_path) == ["mine.txt", "session.json"]
+        assert list_files(tmp_path) == ["mine.txt", "session.json"]
 
 
 def test_a_session_that_fails_writes_no_last_checkpoint_and_lets_go(tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with pytest.raises(ZeroDivisionError), gf.Session(checkpoint=tmp_path) as s:
         s.run(add)
         raise ZeroDivisionError
-    assert kept(tmp_path) == ["session.json"]
+    assert list_files(tmp_path) == ["session.json"]
     names = [thread.name for thread in threading.enumerate()]
     assert not [name for name in names if name.startswith("graphflow-checkpoint")]
 
@@ -670,7 +676,7 @@ def test_steps_that_are_done_again_draw_the_same_numbers(losing: Losing, tmp_pat
 def test_what_was_set_between_steps_is_set_again_in_its_place(
     losing: Losing, tmp_path: Path
 ) -> None:
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every="1h") as s:
         s.set(count, [10, 20, 30])
         s.run(add)
@@ -700,7 +706,7 @@ def test_beyond_its_budget_a_checkpoint_is_written_early(
             s.run(step, {x: np.ones(500, "float32")})
             assert s._recovery._replay_log.nbytes < 40_000
         assert s.get(total) == 40 * 500 and losing.opened <= 1
-        assert len(kept(tmp_path)) > 5
+        assert len(list_files(tmp_path)) > 5
 
 
 def test_with_a_full_disk_training_goes_on_without_a_way_back(
@@ -723,7 +729,7 @@ def test_with_a_full_disk_training_goes_on_without_a_way_back(
         assert s._recovery is not None
         for _ in range(60):
             s.run(step, {x: np.ones(500, "float32")})
-            landed(s)
+            wait_for_checkpoint(s)
             assert s._recovery._replay_log.nbytes < 60_000
         assert s.checkpoint_error is not None
         assert any("recovery.lost" in r.getMessage() for r in caplog.records)
@@ -733,11 +739,11 @@ def test_with_a_full_disk_training_goes_on_without_a_way_back(
 
 
 def test_a_damaged_base_is_left_for_the_one_before(losing: Losing, tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=4) as s:
         for _ in range(10):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
         _damage(tmp_path / "step-00000008" / "worker-0.safetensors")
         losing.at = {11}
         assert s.run(add).tolist() == [11] * 3
@@ -751,7 +757,7 @@ def _full(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "write", full)
 
 
-def _replaced(make: Callable[[Path], None]) -> Callable[[Path, pytest.MonkeyPatch], None]:
+def _replace_manifest(make: Callable[[Path], None]) -> Callable[[Path, pytest.MonkeyPatch], None]:
     def trouble(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (root / "session.json").unlink()
         make(root / "session.json")
@@ -761,10 +767,10 @@ def _replaced(make: Callable[[Path], None]) -> Callable[[Path, pytest.MonkeyPatc
 
 TROUBLES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
     "a full disk": _full,
-    "a note that is gone": _replaced(lambda path: None),
-    "a folder in place of the note": _replaced(Path.mkdir),
-    "a link that leads to itself": _replaced(lambda path: path.symlink_to(path)),
-    "a note that makes no sense": _replaced(lambda path: void(path.write_text("{}"))),
+    "a note that is gone": _replace_manifest(lambda path: None),
+    "a folder in place of the note": _replace_manifest(Path.mkdir),
+    "a link that leads to itself": _replace_manifest(lambda path: path.symlink_to(path)),
+    "a note that makes no sense": _replace_manifest(lambda path: void(path.write_text("{}"))),
 }
 
 
@@ -778,17 +784,17 @@ def test_a_worker_that_is_lost_while_nothing_can_be_noted_is_replaced(
     trouble: str, losing: Losing, tmp_path: Path
 ) -> None:
     """The last checkpoint is there, and that is all that a recovery needs."""
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=4) as s:
         for _ in range(6):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
         with pytest.MonkeyPatch.context() as patch:
             TROUBLES[trouble](tmp_path, patch)
             losing.at = {7}
             assert s.run(add).tolist() == [7] * 3
             assert s.run(add).tolist() == [8] * 3
-            landed(s)
+            wait_for_checkpoint(s)
         if (tmp_path / "session.json").is_dir():
             (tmp_path / "session.json").rmdir()
         elif (tmp_path / "session.json").is_symlink():
@@ -804,7 +810,7 @@ def test_a_worker_that_is_lost_while_nothing_can_be_noted_is_replaced(
 def test_a_folder_that_was_removed_is_there_again_with_the_next_checkpoint(
     losing: Losing, tmp_path: Path
 ) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path / "c", every="1h") as s:
         for _ in range(3):
             s.run(add)
@@ -812,7 +818,7 @@ def test_a_folder_that_was_removed_is_there_again_with_the_next_checkpoint(
         losing.at = {4}
         assert s.run(add).tolist() == [4] * 3  # from the beginning: nothing was written before
         s.save()
-        assert kept(tmp_path / "c") == ["session.json", "step-00000004"]
+        assert list_files(tmp_path / "c") == ["session.json", "step-00000004"]
         for _ in range(2):
             s.run(add)
             s.save()
@@ -829,17 +835,17 @@ def test_a_folder_that_was_removed_is_there_again_with_the_next_checkpoint(
 def test_ctrl_c_after_the_deed_and_before_its_note_leaves_a_way_back(
     how: str, losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    count, add = counting()
+    count, add = build_counter()
     note, raising = ReplayLog.add, [True]
 
-    def interrupted(self: Any, entry: Any) -> None:
+    def interrupt_or_note(self: Any, entry: Any) -> None:
         if raising and raising.pop():
             raise KeyboardInterrupt
         note(self, entry)
 
     with gf.Session(checkpoint=tmp_path, every="1h") as s:
         raising.clear()
-        monkeypatch.setattr(ReplayLog, "add", interrupted)
+        monkeypatch.setattr(ReplayLog, "add", interrupt_or_note)
         s.run(add)
         raising.append(True)
         with pytest.raises(KeyboardInterrupt):
@@ -853,20 +859,20 @@ def test_ctrl_c_after_the_deed_and_before_its_note_leaves_a_way_back(
 def test_ctrl_c_while_a_checkpoint_begins_leaves_one_that_comes_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, add = counting()
+    _, add = build_counter()
     start = threading.Thread.start
 
-    def interrupted(thread: threading.Thread) -> None:
+    def interrupt_then_start(thread: threading.Thread) -> None:
         signal.raise_signal(signal.SIGINT)
         start(thread)
 
     with gf.Session(checkpoint=tmp_path / "c", every=2) as s:
         s.run(add)
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(threading.Thread, "start", interrupted)
+            patch.setattr(threading.Thread, "start", interrupt_then_start)
             s.run(add)
-        landed(s)
-        assert kept(tmp_path / "c") == ["session.json", "step-00000002"]
+        wait_for_checkpoint(s)
+        assert list_files(tmp_path / "c") == ["session.json", "step-00000002"]
         s.run(add)
         s.save()
 
@@ -874,10 +880,10 @@ def test_ctrl_c_while_a_checkpoint_begins_leaves_one_that_comes_to_its_end(
 def test_ctrl_c_while_a_checkpoint_is_loaded_comes_after_it_and_leaves_a_way_back(
     losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one, add_one), (other, add_other) = counting("one"), counting("other")
+    (one, add_one), (other, add_other) = build_counter("one"), build_counter("other")
     write = LocalHosts.write
 
-    def interrupted(hosts: Any, *what: Any) -> None:
+    def interrupt_then_write(hosts: Any, *what: Any) -> None:
         signal.raise_signal(signal.SIGINT)
         write(hosts, *what)
 
@@ -886,7 +892,7 @@ def test_ctrl_c_while_a_checkpoint_is_loaded_comes_after_it_and_leaves_a_way_bac
         s.save(tmp_path / "first")
         s.run([add_one, add_other])
         with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(LocalHosts, "write", interrupted)
+            patch.setattr(LocalHosts, "write", interrupt_then_write)
             s.load(tmp_path / "first")
         assert [s.get(v)[0] for v in (one, other)] == [1, 1] and s.step == 1
         s.run([add_one, add_other])
@@ -898,17 +904,17 @@ def test_ctrl_c_while_a_checkpoint_is_loaded_comes_after_it_and_leaves_a_way_bac
 def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
     losing: Losing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, add = counting()
+    _, add = build_counter()
     step, numbers = LocalHosts.step, []
 
-    def interrupted(hosts: Any, program: str, number: int, *rest: Any, **more: Any) -> Any:
+    def step_then_interrupt(hosts: Any, program: str, number: int, *rest: Any, **more: Any) -> Any:
         numbers.append(number)
         told = step(hosts, program, number, *rest, **more)
         if len(numbers) == 2:
             raise KeyboardInterrupt
         return told
 
-    monkeypatch.setattr(LocalHosts, "step", interrupted)
+    monkeypatch.setattr(LocalHosts, "step", step_then_interrupt)
     with gf.Session(checkpoint=tmp_path, every=5) as s:
         s.run(add)
         with pytest.raises(KeyboardInterrupt):
@@ -919,7 +925,7 @@ def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
             assert s.run(add).tolist() == [4] * 3
             assert "No space left" in str(s.checkpoint_error)
         s.run(add)  # a checkpoint is due, and leads on
-        landed(s)
+        wait_for_checkpoint(s)
         losing.at = {6}
         assert s.run(add).tolist() == [6] * 3
     assert losing.opened == 1
@@ -927,7 +933,7 @@ def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
 
 def test_a_checkpoint_that_was_loaded_may_be_saved_over(losing: Losing, tmp_path: Path) -> None:
     """What was done since it was loaded would be done to what is there now, twice."""
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path / "c", every="1h") as s:
         s.run(add)
         s.save(tmp_path / "best")
@@ -948,7 +954,7 @@ def test_a_checkpoint_that_was_loaded_may_be_saved_over(losing: Losing, tmp_path
 
 
 def test_losses_without_end_are_given_up(losing: Losing, tmp_path: Path) -> None:
-    count, add = counting()
+    count, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=4) as s:
         s.run(add)
         losing.at = set(range(2, 1000))
@@ -963,7 +969,7 @@ def test_a_step_has_the_sessions_own_number_on_every_attempt(
     losing: Losing, tmp_path: Path
 ) -> None:
     """After failed steps, a checkpoint that was loaded, steps that were done again, a trace."""
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=100) as s:
         for attempt in (1, 3, 6):  # each step after those before were done again
             losing.at = {attempt}
@@ -985,7 +991,7 @@ def test_a_step_has_the_sessions_own_number_on_every_attempt(
 
 
 def test_a_future_is_recovered_too(losing: Losing, tmp_path: Path) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=3) as s:
         losing.at = {4, 9}
         futures = [s.run_async(add) for _ in range(12)]
@@ -994,7 +1000,7 @@ def test_a_future_is_recovered_too(losing: Losing, tmp_path: Path) -> None:
 
 
 def test_without_checkpoints_a_lost_worker_says_how_to_have_them(losing: Losing) -> None:
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session() as s:
         losing.at = {1}
         with pytest.raises(WorkerLost):
@@ -1007,11 +1013,11 @@ def test_the_log_tells_of_each_recovery(
     losing: Losing, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, "graphflow.session")
-    _, add = counting()
+    _, add = build_counter()
     with gf.Session(checkpoint=tmp_path, every=2) as s:
         for _ in range(3):
             s.run(add)
-            landed(s)
+            wait_for_checkpoint(s)
         losing.at = {4}
         s.run(add)
     told = " ".join(r.getMessage() for r in caplog.records)

@@ -63,7 +63,7 @@ class Mailbox:
         """It has room for everything."""
 
 
-def placed(graph: Graph, device: str = CPU, **others: str) -> dict[Node, str]:
+def place_nodes(graph: Graph, device: str = CPU, **others: str) -> dict[Node, str]:
     """All nodes on a device, but those of the given names."""
     return {
         node: others.get(graph.names[node], device)
@@ -75,7 +75,7 @@ def placed(graph: Graph, device: str = CPU, **others: str) -> dict[Node, str]:
 def alone(*fetches: Tensor) -> Partition:
     """The one partition of fetches on one device."""
     graph = Graph(fetches).verify()
-    return partition(graph, placed(graph))[CPU]
+    return partition(graph, place_nodes(graph))[CPU]
 
 
 def initial_state(part: Partition) -> dict[str, Any]:
@@ -87,7 +87,7 @@ def initial_state(part: Partition) -> dict[str, Any]:
     return state
 
 
-def compiled(
+def compile_program(
     part: Partition,
     state: Mapping[str, Any] | None = None,
     bindings: Mapping[str, int] | None = None,

@@ -19,7 +19,7 @@ USERS = ("-m", "graphflow", "worker")
 
 
 @contextmanager
-def serving(
+def serve_worker(
     *options: str,
     command: Sequence[str | Path] = USERS,
     listen: str = "tcp://127.0.0.1:*",

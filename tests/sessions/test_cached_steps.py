@@ -23,13 +23,13 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     found: list[Any] = []
     named = CachedStep.match_feeds
 
-    def noted(self: CachedStep, given: Any) -> Any:
+    def record_feeds(self: CachedStep, given: Any) -> Any:
         result = named(self, given)
         if result is not None:
             found.append(given)
         return result
 
-    monkeypatch.setattr(CachedStep, "match_feeds", noted)
+    monkeypatch.setattr(CachedStep, "match_feeds", record_feeds)
     return found
 
 

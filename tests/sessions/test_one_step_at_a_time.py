@@ -107,13 +107,13 @@ def test_a_closed_session_takes_no_feeds_and_minds_no_thread_of_its_own() -> Non
     assert taken == [0]
     told: set[str] = set()
 
-    def late() -> None:
+    def run_late() -> None:
         with pytest.raises(SessionError) as caught:
             s.run(both, {x: np.float32(0)})
         told.add(str(caught.value))
 
     for _ in range(30):  # some have the number of one that computed
-        thread = threading.Thread(target=late)
+        thread = threading.Thread(target=run_late)
         thread.start()
         thread.join()
     assert told == {"the session is closed; open another one"}

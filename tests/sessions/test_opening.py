@@ -43,10 +43,10 @@ def test_what_a_session_lacks_is_told(
 
 
 def test_other_errors_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(*args: Any, **named: Any) -> None:
+    def raise_disk_error(*args: Any, **named: Any) -> None:
         raise OSError(errno.EIO, "disk")
 
-    monkeypatch.setattr(coordinator, "RemoteHosts", broken)
+    monkeypatch.setattr(coordinator, "RemoteHosts", raise_disk_error)
     with pytest.raises(OSError, match="disk"):
         gf.Session(gf.Cluster.local(2))
 

@@ -357,7 +357,7 @@ def test_threads_that_run_at_once_take_turns() -> None:
         for _ in range(4):
             future: Future[None] = Future()
             errors.append(future)
-            threads.append(threading.Thread(target=_into(future, work)))
+            threads.append(threading.Thread(target=_fill_future(future, work)))
             threads[-1].start()
         for thread in threads:
             thread.join()
@@ -366,7 +366,7 @@ def test_threads_that_run_at_once_take_turns() -> None:
         assert s.get(n) == 4 * sum(range(40))
 
 
-def _into(future: Future[None], work: Any) -> Any:
+def _fill_future(future: Future[None], work: Any) -> Any:
     def run() -> None:
         try:
             future.set_result(work())
@@ -456,13 +456,13 @@ def test_ctrl_c_in_a_commit_waits_until_all_of_it_is_done(monkeypatch: pytest.Mo
     with gf.Session() as s:
         drawn = s.run(noise)
 
-        def interrupted(host: DeviceHost, session: str, number: int) -> None:
+        def commit_with_interrupts(host: DeviceHost, session: str, number: int) -> None:
             signal.raise_signal(signal.SIGINT)
             commit(host, session, number)
             signal.raise_signal(signal.SIGINT)
 
         with monkeypatch.context() as patch:
-            patch.setattr(DeviceHost, "commit", interrupted)
+            patch.setattr(DeviceHost, "commit", commit_with_interrupts)
             with pytest.raises(KeyboardInterrupt):
                 s.run([step, noise])
         assert (s.get(a), s.get(b)) == (2, 1)
@@ -513,7 +513,7 @@ def test_ctrl_c_while_variables_are_given_their_values_loses_none(
     add = [gf.assign(v, v + 1) for v in variables]
     write, calls = LocalHosts.write, iter(range(1, 100))
 
-    def interrupted(hosts: LocalHosts, *what: Any) -> None:
+    def write_then_interrupt(hosts: LocalHosts, *what: Any) -> None:
         number = next(calls)
         if number != at or done:
             write(hosts, *what)
@@ -523,7 +523,7 @@ def test_ctrl_c_while_variables_are_given_their_values_loses_none(
     with gf.Session() as s:
         for value, variable in enumerate(variables):
             s.set(variable, 10.0 * value)
-        monkeypatch.setattr(LocalHosts, "write", interrupted)
+        monkeypatch.setattr(LocalHosts, "write", write_then_interrupt)
         with pytest.raises(KeyboardInterrupt):
             s.run(add)
         assert [s.get(v) for v in variables] == [0, 10, 20]

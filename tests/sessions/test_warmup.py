@@ -23,18 +23,18 @@ class Work:
         self.placed = self.programs = 0
         place, program = deployment.partition, session_state.Program
 
-        def placing(*args: Any) -> Any:
+        def count_placement(*args: Any) -> Any:
             self.placed += 1
             return place(*args)
 
-        def building(*args: Any) -> Any:
+        def count_program(*args: Any) -> Any:
             self.programs += 1
             return program(*args)
 
-        monkeypatch.setattr(deployment, "partition", placing)
-        monkeypatch.setattr(session_state, "Program", building)
+        monkeypatch.setattr(deployment, "partition", count_placement)
+        monkeypatch.setattr(session_state, "Program", count_program)
 
-    def done(self) -> tuple[int, int, int]:
+    def count_work(self) -> tuple[int, int, int]:
         return self.placed, self.programs, compiler().compiled
 
 
@@ -59,13 +59,13 @@ def test_the_first_step_after_a_warmup_compiles_and_places_nothing(work: Work) -
     x, y, loss, train = model()
     with gf.Session() as s:
         s.warmup([loss, train], {x: [(4, 5), (7, 5)], y: [(4,), np.zeros(7)]})
-        before = work.done()
+        before = work.count_work()
         assert before[:2] == (1, 2)
         for batch in (4, 7, 4):
             s.run([loss, train], feeds(x, y, batch))
-        assert work.done() == before
+        assert work.count_work() == before
         s.run([loss, train], feeds(x, y, 9))
-        assert work.done()[:2] == (1, 3)
+        assert work.count_work()[:2] == (1, 3)
 
 
 def test_a_warmup_computes_nothing_and_the_steps_after_it_give_the_same_bits() -> None:
@@ -87,9 +87,9 @@ def test_what_has_known_shapes_needs_none(work: Work) -> None:
     y = gf.tanh(x)
     with gf.Session() as s:
         s.warmup({"y": y})
-        before = work.done()
+        before = work.count_work()
         s.run({"y": y}, {x: np.ones(3, "float32")})
-        assert work.done() == before
+        assert work.count_work() == before
         s.warmup(gf.constant(2.0) * 1.0)
 
 
@@ -99,10 +99,10 @@ def test_a_list_goes_with_one_shape_for_all_and_a_list_of_sizes_is_a_shape(work:
     y = gf.sum(x, axis=0) + gf.sum(z)
     with gf.Session() as s:
         s.warmup(y, {x: [(3, 2), [4, 2], np.zeros((5, 2))], z: [6]})
-        before = work.done()
+        before = work.count_work()
         for rows in (3, 4, 5):
             s.run(y, {x: np.ones((rows, 2), "float32"), z: np.ones(6, "float32")})
-        assert work.done() == before
+        assert work.count_work() == before
 
 
 MISTAKES = [
@@ -153,9 +153,9 @@ def test_kernels_that_compile_when_they_first_run_have_run(work: Work) -> None:
     feeds = {x: np.ones((2, 3, 9, 11), "float32"), m: np.eye(4, dtype="float32")}
     with gf.Session() as s:
         s.warmup(fetches, {x: (2, 3, 9, 11)})  # zeros have no inverse, which is no error yet
-        before = work.done()
+        before = work.count_work()
         s.run(fetches, feeds)
-        assert work.done() == before
+        assert work.count_work() == before
 
 
 def test_what_is_not_fetched_is_told() -> None:
@@ -171,17 +171,17 @@ def test_local_workers_prepare_ahead(own_cache: Path, monkeypatch: pytest.Monkey
     with gf.device("/worker:1"):
         z = gf.exp(gf.sin(y)) + 0.375
 
-    def kept() -> set[str]:
+    def list_kernels() -> set[str]:
         return {path.name for path in (own_cache / "kernels").iterdir()}
 
     with gf.Session(gf.Cluster.local(workers=2, threads=1)) as s:
         s.warmup([y, z], {x: [(4, 5), (8, 5)]})
-        before = kept()
+        before = list_kernels()
         assert len(before) >= 2
         for rows in (4, 8):
             value = np.full((rows, 5), 0.5, "float32")
             have = s.run([y, z], {x: value})
             np.testing.assert_allclose(have[0], np.tanh(value) * 1.25, rtol=1e-6)
-        assert kept() == before
+        assert list_kernels() == before
         with pytest.raises(FeedError, match="axis 1 must be 5"):
             s.warmup(z, {x: (4, 6)})

@@ -146,7 +146,7 @@ def test_a_training_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
             if run.step == 7:
                 raise RuntimeError("crash")
 
-    def trained(folder: Path, callbacks: Any = ()) -> Any:
+    def run_training(folder: Path, callbacks: Any = ()) -> Any:
         m = Model()
         with gf.random.seed(0):
             return m, gf.fit(m.train, DATA, loss=m.loss, epochs=3, metrics=m.metrics,
@@ -154,9 +154,9 @@ def test_a_training_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
                              progress=False)  # fmt: skip
 
     with pytest.raises(RuntimeError, match="crash"):
-        trained(tmp_path / "a", [Crash()])
-    m, rest = trained(tmp_path / "a")
-    plain, whole = trained(tmp_path / "b")
+        run_training(tmp_path / "a", [Crash()])
+    m, rest = run_training(tmp_path / "a")
+    plain, whole = run_training(tmp_path / "b")
     assert 0 < rest.first_step <= 7
     assert rest.losses == whole.losses[rest.first_step :]
     assert np.array_equal(rest.session.get(m.w), whole.session.get(plain.w))
@@ -167,7 +167,7 @@ def test_a_training_goes_on_at_its_checkpoint(tmp_path: Path) -> None:
 def test_a_training_in_changed_files_does_not_go_on(tmp_path: Path) -> None:
     """Whichever file it is; a file at another place is the same one."""
 
-    def trained(folder: Path, **options: Any) -> list[float]:
+    def run_training(folder: Path, **options: Any) -> list[float]:
         m = Model()
         data = gf.data.npy(x=folder / "x.npy", y=folder / "y.npy").batch(16)
         history = gf.fit(m.train, data, loss=m.loss, checkpoint=tmp_path / "c", progress=False,
@@ -180,10 +180,10 @@ def test_a_training_in_changed_files_does_not_go_on(tmp_path: Path) -> None:
             (tmp_path / folder).mkdir(exist_ok=True)
             np.save(tmp_path / folder / f"{name}.npy", array)
     np.save(tmp_path / "changed" / "y.npy", Y + 1)
-    assert len(trained(tmp_path / "a", steps=3)) == 3
+    assert len(run_training(tmp_path / "a", steps=3)) == 3
     with pytest.raises(ArgumentError, match=r"y\.npy' has changed since the 3 steps of the check"):
-        trained(tmp_path / "changed")
-    assert len(trained(tmp_path / "b")) == 4
+        run_training(tmp_path / "changed")
+    assert len(run_training(tmp_path / "b")) == 4
 
 
 def test_replicas_on_workers_train_alike() -> None:

@@ -133,29 +133,34 @@ def test_tangents_pass_through_bodies() -> None:
     def inner(x: gf.Tensor) -> gf.Tensor:
         return gf.sin(x) * c
 
-    def scanned() -> gf.Tensor:
+    def scan_backwards() -> gf.Tensor:
         last, ys = gf.scan(lambda s, x: (gf.tanh(s * x + c), s * s), c, xs, reverse=True)
         return gf.sum(last) + gf.sum(ys * xs)
 
-    def looped() -> gf.Tensor:
+    def loop_until_large() -> gf.Tensor:
         return gf.sum(
             gf.while_loop(lambda v: gf.sum(v) < 40.0, lambda v: v * v + c, c, max_iterations=9)
         )
 
-    def chosen() -> gf.Tensor:
+    def choose_branch() -> gf.Tensor:
         return gf.cond(gf.sum(c) < 0.0, gf.sum, lambda v: gf.sum(gf.exp(v) * xs), c)
 
     rng = np.random.default_rng(0)
     at = {xs: rng.uniform(0.5, 1.5, (4, 2)), c: rng.uniform(0.5, 1.5, (2,))}
     along = {t: rng.normal(size=a.shape) for t, a in at.items()}
-    outputs = [scanned(), looped(), chosen(), gf.sum(gf.checkpoint(inner)(c))]
+    outputs = [
+        scan_backwards(),
+        loop_until_large(),
+        choose_branch(),
+        gf.sum(gf.checkpoint(inner)(c)),
+    ]
     tangents = gf.jvp(outputs, [xs, c], [along[xs], along[c]])
     (second,) = gf.jvp(tangents[:1], [xs, c], [along[xs], along[c]])
 
-    def moved(by: float, what: list[gf.Tensor]) -> Any:
+    def evaluate_at(by: float, what: list[gf.Tensor]) -> Any:
         return np.array(evaluate(what, {t: at[t] + by * along[t] for t in at}))
 
-    numeric = (moved(1e-6, outputs) - moved(-1e-6, outputs)) / 2e-6
-    np.testing.assert_allclose(moved(0.0, tangents), numeric, rtol=1e-7)
-    numeric = (moved(1e-6, tangents[:1]) - moved(-1e-6, tangents[:1])) / 2e-6
-    np.testing.assert_allclose(moved(0.0, [second]), numeric, rtol=1e-6)
+    numeric = (evaluate_at(1e-6, outputs) - evaluate_at(-1e-6, outputs)) / 2e-6
+    np.testing.assert_allclose(evaluate_at(0.0, tangents), numeric, rtol=1e-7)
+    numeric = (evaluate_at(1e-6, tangents[:1]) - evaluate_at(-1e-6, tangents[:1])) / 2e-6
+    np.testing.assert_allclose(evaluate_at(0.0, [second]), numeric, rtol=1e-6)

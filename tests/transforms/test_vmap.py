@@ -356,10 +356,10 @@ def test_calls_and_checkpoints() -> None:
 def test_a_vjp_of_ones_own_is_mapped_as_well() -> None:
     weight = gf.placeholder("float64", (2,))
 
-    def doubled(g: gf.Tensor, y: gf.Tensor, x: gf.Tensor, w: gf.Tensor) -> tuple[Any, Any]:
+    def double_vjp(g: gf.Tensor, y: gf.Tensor, x: gf.Tensor, w: gf.Tensor) -> tuple[Any, Any]:
         return g * w * 2.0, g * x * 3.0
 
-    f = gf.custom_vjp(lambda x, w: x * w, vjp=doubled)
+    f = gf.custom_vjp(lambda x, w: x * w, vjp=double_vjp)
     x = gf.placeholder("float64", (3, 2))
     loss = gf.sum(gf.vmap(lambda x: f(x, weight))(x))
     gx, gw = evaluate(gf.gradients(loss, [x, weight]), {x: START, weight: np.array([1.0, 5.0])})

@@ -234,12 +234,12 @@ def test_a_divided_variable_gets_and_gives_parts(
     sizes: list[int] = []
     read = PiecedArray._read_part
 
-    def counted(self: PiecedArray, spans: Any) -> Any:
+    def record_size(self: PiecedArray, spans: Any) -> Any:
         part = read(self, spans)
         sizes.append(part.shape[0] if part.ndim == 2 and part.shape[1] == 64 else 0)
         return part
 
-    monkeypatch.setattr(PiecedArray, "_read_part", counted)
+    monkeypatch.setattr(PiecedArray, "_read_part", record_size)
     feeds = {ids: IDS, labels: Y}
     with gf.Session(gf.Cluster.here(devices=["cpu:0", "cpu:1"])) as s:
         if begun:

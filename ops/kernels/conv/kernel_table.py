@@ -37,6 +37,7 @@ from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.scratch_memory import scratch
 
 
 class ConvKernel(NamedTuple):
@@ -271,7 +272,9 @@ def _flip(s: ConvShape, w: Any) -> Any:
     outputs, inputs, *kernel = w.shape
     flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
     flipped = flipped.reshape(s.groups, outputs // s.groups, inputs, *kernel).swapaxes(1, 2)
-    return s.xp.ascontiguousarray(flipped.reshape(s.groups * inputs, outputs // s.groups, *kernel))
+    result = scratch(s.xp, "flipped", flipped.shape, w.dtype)
+    s.xp.copyto(result, flipped)
+    return result.reshape(s.groups * inputs, outputs // s.groups, *kernel)
 
 
 # The table ----------------------------------------------------------------------------------------

@@ -52,7 +52,9 @@ def raised(request: pytest.FixtureRequest) -> Iterator[list[BaseException]]:
     signal.signal(signal.SIGALRM, before)
 
 
-def _struck(act: Callable[[], object], seconds: float, raised: list[BaseException]) -> bool:
+def _is_ended_by_handler(
+    act: Callable[[], object], seconds: float, raised: list[BaseException]
+) -> bool:
     """Whether the handler ended `act`, which must show the same error."""
     raised.clear()
     try:
@@ -77,7 +79,7 @@ def test_handlers_that_raise_at_any_moment_leave_a_session_that_goes_on(
     step, one = gf.assign(v, v + x), np.ones(4, "float32")
     one_more = gf.sum(v) + 1.0
 
-    def traced(s: gf.Session) -> None:
+    def trace_step(s: gf.Session) -> None:
         with s.trace(tmp_path / "trace.json"):
             s.run(step, {x: one})
 
@@ -88,7 +90,7 @@ def test_handlers_that_raise_at_any_moment_leave_a_session_that_goes_on(
         "save": lambda s: s.save(tmp_path / "saved"),
         "load": lambda s: s.load(tmp_path / "saved"),
         "replan": lambda s: s.replan(),
-        "trace": traced,
+        "trace": trace_step,
         # Not their results: an interrupt in `Future.result` is Python's own, which may lose it.
         "futures": lambda s: [s.run_async(one_more) for _ in range(20)],
     }
@@ -101,7 +103,7 @@ def test_handlers_that_raise_at_any_moment_leave_a_session_that_goes_on(
             began = time.perf_counter()
             acts[name](s)
             lasts = time.perf_counter() - began  # so that the alarm comes in its midst
-            ended += _struck(
+            ended += _is_ended_by_handler(
                 lambda name=name: acts[name](s), draw.uniform(0.05, 0.8) * lasts, raised
             )
             before = s.run(v)
@@ -136,7 +138,7 @@ def test_an_interrupted_step_counts_if_its_updates_happened(
             act(s)
             lasts = time.perf_counter() - began
             happened, steps, returned = float(s.get(v)[0]), s.step, 0
-            _struck(lambda act=act: act(s), draw.uniform(0.05, 0.9) * lasts, raised)
+            _is_ended_by_handler(lambda act=act: act(s), draw.uniform(0.05, 0.9) * lasts, raised)
             happened = float(s.get(v)[0]) - happened
             assert returned <= happened <= returned + 1
             assert s.step - steps == happened

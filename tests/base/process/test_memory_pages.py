@@ -20,7 +20,7 @@ from graphflow.base.process.memory_pages import (
 pytestmark = pytest.mark.skipif(not is_supported(), reason="there are no files without a name")
 
 
-def filled(*values: Any) -> list[Any]:
+def map_arrays(*values: Any) -> list[Any]:
     """Arrays of some values, each in pages of its own."""
     pages, start, found = Pages(sum(round_to_pages(v.nbytes) for v in values)), 0, []
     for value in values:
@@ -31,7 +31,7 @@ def filled(*values: Any) -> list[Any]:
 
 
 def test_what_a_session_writes_stays_its_own() -> None:
-    a, b = filled(np.arange(40000.0), np.ones((300, 100), "float32"))
+    a, b = map_arrays(np.arange(40000.0), np.ones((300, 100), "float32"))
     first, second = PrivatePages(), PrivatePages()
     mine, yours = first.array(a), second.array(a)
     other = first.array(b)
@@ -44,13 +44,13 @@ def test_what_a_session_writes_stays_its_own() -> None:
 
 
 def test_pages_that_may_have_been_written_to_are_given_once() -> None:
-    (a,) = filled(np.zeros(SMALL))
+    (a,) = map_arrays(np.zeros(SMALL))
     private = PrivatePages()
     assert private.array(a) is not None and private.array(a) is None
 
 
 def test_parts_that_overlap_or_begin_within_a_page_are_copied() -> None:
-    (a,) = filled(np.zeros((64, 512)))  # a row is a page
+    (a,) = map_arrays(np.zeros((64, 512)))  # a row is a page
     private = PrivatePages()
     assert private.array(a[16:48]) is not None
     assert all(private.array(a[i:j]) is None for i, j in ((0, 17), (0, 64), (47, 64), (20, 40)))
@@ -59,12 +59,12 @@ def test_parts_that_overlap_or_begin_within_a_page_are_copied() -> None:
 
 
 def test_other_arrays_and_small_ones_are_copied() -> None:
-    (small,) = filled(np.zeros(10))
+    (small,) = map_arrays(np.zeros(10))
     assert PrivatePages().array(small) is None and PrivatePages().array(np.zeros(SMALL)) is None
 
 
 def test_memory_of_a_session_outlives_the_arrays_it_began_as() -> None:
-    (a,) = filled(np.full(SMALL, 3.0))
+    (a,) = map_arrays(np.full(SMALL, 3.0))
     before = len(os.listdir("/proc/self/fd"))
     memory = PrivatePages().array(a)
     del a

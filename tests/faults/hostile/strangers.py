@@ -106,7 +106,7 @@ class Stranger:
                   "offset": 0, "checksum": checksum(data), **header}  # fmt: skip
         self.tell(Chunk(purpose, number, name, **fields), data)
 
-    def dropped(self, seconds: float = SECONDS) -> bool:
+    def is_dropped(self, seconds: float = SECONDS) -> bool:
         """Whether the worker ends the connection in time."""
         return bool(self._monitor.poll(int(seconds * 1000)))
 
@@ -181,13 +181,13 @@ def plain(address: str) -> socket.socket:
     return made
 
 
-def all_closed(sockets: Sequence[socket.socket], seconds: float) -> bool:
+def are_closed(sockets: Sequence[socket.socket], seconds: float) -> bool:
     """Whether the other side ends all of these in time."""
     until = time.monotonic() + seconds
-    return all(closed(each, max(0.01, until - time.monotonic())) for each in sockets)
+    return all(is_closed(each, max(0.01, until - time.monotonic())) for each in sockets)
 
 
-def closed(sock: socket.socket, seconds: float) -> bool:
+def is_closed(sock: socket.socket, seconds: float) -> bool:
     """Whether the other side ends a connection in time."""
     sock.settimeout(seconds)
     try:

@@ -29,14 +29,14 @@ from graphflow.runtime.wire.messages import Chunk, Compute, Envelope, Hello, Loa
 from tests.faults.hostile.strangers import (
     Bystander,
     Stranger,
-    all_closed,
-    closed,
+    are_closed,
+    is_closed,
     plain,
     ports,
 )
 from tests.faults.network.proxy import Proxy
-from tests.faults.running import Worker, cluster_file, resident, timed, took
-from tests.runtime.security.test_connection_guard import flood, shaken, wait_for
+from tests.faults.running import Worker, cluster_file, record_duration, resident, took
+from tests.runtime.security.test_connection_guard import connect_with_handshake, flood, wait_for
 
 OWN = Version.own()
 HELLO = Hello(1, OWN.version, OWN.wire, OWN.python)
@@ -89,7 +89,7 @@ def served(
         worker = Worker("tcp://127.0.0.1:*", *(("--key", "box") if keyed else ()))
         try:
             yield Served(worker.ready(), folder, keyed=keyed)
-            assert worker.process.poll() is None, worker.told()
+            assert worker.process.poll() is None, worker.describe_output()
         finally:
             worker.end()
 
@@ -109,10 +109,10 @@ def test_other_protocols_at_every_port_and_a_thousand_silent_connections_keep_no
                 sockets[-1].sendall(data)
         with served.stranger() as late:  # someone new comes in meanwhile
             assert late.ask(HELLO, "Welcome").version == OWN.version
-        with timed(23, "closed: what speaks something else"):
-            assert all_closed(sockets[1000:], 2 * HANDSHAKE_SECONDS)
-        with timed(24, "closed: silent ones, after that"):
-            assert all_closed(sockets, 2 * HANDSHAKE_SECONDS)
+        with record_duration(23, "closed: what speaks something else"):
+            assert are_closed(sockets[1000:], 2 * HANDSHAKE_SECONDS)
+        with record_duration(24, "closed: silent ones, after that"):
+            assert are_closed(sockets, 2 * HANDSHAKE_SECONDS)
         for each in sockets:
             each.close()
 
@@ -124,11 +124,11 @@ def test_a_cap_on_connections_holds_at_once(
     (worker,) = workers(1, "--max-connections", "50")
     with Bystander(cluster_file(tmp_path, [worker.address])):
         silent = [plain(worker.address) for _ in range(300)]
-        with timed(24, "capped"):
+        with record_duration(24, "capped"):
             until = time.monotonic() + 3.0
-            left = [each for each in silent if not closed(each, 0.001)]
+            left = [each for each in silent if not is_closed(each, 0.001)]
             while len(left) > 50 and time.monotonic() < until:
-                left = [each for each in left if not closed(each, 0.001)]
+                left = [each for each in left if not is_closed(each, 0.001)]
         assert 0 < len(left) <= 50
         with Stranger(worker.address) as late:
             assert late.ask(HELLO, "Welcome").version == OWN.version
@@ -141,9 +141,9 @@ def test_a_cap_on_connections_holds_at_once(
 def test_a_frame_that_is_too_large_ends_its_connection(served: Served, size: int) -> None:
     with Bystander(served.file), served.stranger() as sender:
         sender.ask(HELLO, "Welcome")
-        with timed(28, f"dropped, {size} bytes"):
+        with record_duration(28, f"dropped, {size} bytes"):
             sender.send(bytes(size))
-            assert sender.dropped()
+            assert sender.is_dropped()
     with pytest.raises(MessageTooLarge, match="the cap is"):
         decode(bytes(size))
 
@@ -156,7 +156,7 @@ def test_a_message_without_an_end_is_aborted_at_the_budget(
     (worker,) = workers(1)
     with Bystander(cluster_file(tmp_path, [worker.address])):
         before = resident(worker.pid)
-        with contextlib.closing(shaken(worker.address)) as sock:
+        with contextlib.closing(connect_with_handshake(worker.address)) as sock:
             head = bytes([1, size]) if size < 256 else b"\x03" + struct.pack(">Q", size)
             seconds = flood(sock, head + bytes(size), 5.0)
             assert seconds < 5.0
@@ -205,10 +205,10 @@ def test_what_floods_the_link_of_a_worker_fills_no_memory_and_its_steps_go_on(
         assert between.connections == 2  # the session's own, and the link
         before = resident(two[0].pid)
         between.spared, between.endless = 1, ENDLESS
-        with timed(29, "a link is dropped"):
+        with record_duration(29, "a link is dropped"):
             until = time.monotonic() + 6.0
             while not (told := [e for e in two[0].errors if "connection.dropped" in e]):
-                assert time.monotonic() < until, two[0].told()
+                assert time.monotonic() < until, two[0].describe_output()
                 time.sleep(0.01)
         assert resident(two[0].pid) - before < 64 << 20
         assert "more than 10 MiB came over a link" in told[0]
@@ -264,7 +264,7 @@ def test_frames_that_are_no_messages_change_nothing_and_end_their_connection(
             sender.ask(HELLO, "Welcome")
             for _ in range(40):
                 sender.send(b"nonsense")
-            assert sender.dropped()
+            assert sender.is_dropped()
         assert resident(served.worker.pid) - before < 64 << 20
 
 
@@ -293,7 +293,7 @@ def test_headers_of_arrays_are_refused_before_memory_is_taken(served: Served) ->
             with served.stranger() as sender:
                 sender.open()
                 sender.give("value", 3, "w", bytes(size), **{**GOOD, **wrong})
-                with timed(31, "refused"):
+                with record_duration(31, "refused"):
                     reason = sender.ask(Ping(), "Broken").reason
                 assert re.search("array|axes|chunk|dtype|bytes", reason)
         assert resident(served.worker.pid) - before < 64 << 20
@@ -337,7 +337,7 @@ def test_a_pickle_is_never_read_wherever_it_is_put(served: Served, tmp_path: Pat
                 sender.send(load)
                 sender.send(encode(Envelope(sender.session, 1, -1, 0, 1), Ping()), load)
                 sender.give("part", 3, 0, load)
-                with timed(32, "refused"):
+                with record_duration(32, "refused"):
                     assert sender.ask(Load(3, "p", 1), "Failed").error == "ProtocolError"
                 sender.give("value", 4, "w", load)
                 sender.give("feed", 5, "x", load)

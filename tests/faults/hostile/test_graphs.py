@@ -26,7 +26,7 @@ from graphflow.runtime.wire.array_codec import CHUNK_BYTES, split_array
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Hello, Load, Open, Read, Save
 from tests.faults.hostile.strangers import Bystander, Stranger
-from tests.faults.running import Running, Worker, cluster_file, resident, timed, took
+from tests.faults.running import Running, Worker, cluster_file, record_duration, resident, took
 from tests.runtime.programs import alone
 from tests.runtime.wire.test_graph_codec import ATTRS, INPUTS, OP, message, node_of
 
@@ -37,7 +37,7 @@ HELLO = Hello(1, OWN.version, OWN.wire, OWN.python)
 # Graphs -------------------------------------------------------------------------------------------
 
 
-def changed(change: Callable[[Any], Any]) -> tuple[bytes, list[Any]]:
+def encode_changed(change: Callable[[Any], Any]) -> tuple[bytes, list[Any]]:
     header, buffers = message()
     change(header[0])
     return msgpack.packb(header), buffers
@@ -48,7 +48,7 @@ def endless() -> tuple[bytes, list[Any]]:
     return encode([alone(gf.while_loop(lambda v: v > 0.0, lambda v: v, one))])
 
 
-def nested(depth: int = 5) -> tuple[bytes, list[Any]]:
+def encode_nested_loops(depth: int = 5) -> tuple[bytes, list[Any]]:
     def body(left: int, v: Any) -> Any:
         return v + 1.0 if not left else gf.scan(
             lambda c, _: (body(left - 1, c), ()), v, length=10_000
@@ -58,18 +58,20 @@ def nested(depth: int = 5) -> tuple[bytes, list[Any]]:
 
 
 TOO_MUCH: dict[str, Callable[[], tuple[bytes, list[Any]]]] = {
-    "a node that reads itself": lambda: changed(
+    "a node that reads itself": lambda: encode_changed(
         lambda p: node_of(p, "tanh").__setitem__(
             INPUTS, [[p["nodes"].index(node_of(p, "tanh")), 0]]
         )
     ),
-    "a cycle": lambda: changed(
+    "a cycle": lambda: encode_changed(
         lambda p: node_of(p, "matmul").__setitem__(
             INPUTS, [[0, 0], [p["nodes"].index(node_of(p, "tanh")), 0]]
         )
     ),
-    "ten million nodes": lambda: changed(lambda p: p.__setitem__("nodes", [None] * 10_000_000)),
-    "a variable of a terabyte": lambda: changed(
+    "ten million nodes": lambda: encode_changed(
+        lambda p: p.__setitem__("nodes", [None] * 10_000_000)
+    ),
+    "a variable of a terabyte": lambda: encode_changed(
         lambda p: (
             node_of(p, "variable")[ATTRS].update(
                 shape=[2**38], initial={"init": ["normal", [2**38], "float32", 0.0, 1.0, [0, 0]]}
@@ -77,14 +79,14 @@ TOO_MUCH: dict[str, Callable[[], tuple[bytes, list[Any]]]] = {
             or p.update(outputs=[[1, 0]], fetches={})
         )
     ),
-    "a tensor of an exabyte": lambda: changed(
+    "a tensor of an exabyte": lambda: encode_changed(
         lambda p: node_of(p, "placeholder")[ATTRS].update(shape=[10**9, 10**9])
     ),
-    "an op that is not known": lambda: changed(
+    "an op that is not known": lambda: encode_changed(
         lambda p: node_of(p, "tanh").__setitem__(OP, "exec")
     ),
     "an endless loop": endless,
-    "loops in loops": nested,
+    "loops in loops": encode_nested_loops,
 }
 
 
@@ -184,7 +186,7 @@ def test_names_of_checkpoints_that_lead_elsewhere_are_refused(
         for name in ELSEWHERE:
             for folder, file in ((name, "worker-0.safetensors"), (good, name)):
                 request += 1
-                with timed(34, "refused"):
+                with record_duration(34, "refused"):
                     refused = sender.ask(Save(request, folder, file, 1), "Failed")
                 assert refused.error == "ProtocolError" and "does not name" in refused.text
         assert sorted(tmp_path.rglob("*")) == before
@@ -209,7 +211,7 @@ def test_names_in_logs_stay_on_their_line_and_name_no_file(
 # Pages --------------------------------------------------------------------------------------------
 
 
-def asked(port: int, **headers: str) -> int:
+def request_status(port: int, **headers: str) -> int:
     """The status that a page answers with."""
     url = f"http://127.0.0.1:{port}/metrics"
     try:
@@ -229,12 +231,12 @@ def test_pages_of_other_origins_and_names_are_answered_by_403(
     port = 20_000 + os.getpid() % 10_000  # below those that the system gives to others meanwhile
     (worker,) = workers(1, "--metrics", f"127.0.0.1:{port}")
     with Bystander(cluster_file(tmp_path, [worker.address])):
-        assert asked(port) == 200
-        with timed(35, "answered by 403"):
-            assert asked(port, Host="evil.example") == 403
-        assert asked(port, Host=f"evil.example:{port}") == 403
-        assert asked(port, Origin="http://evil.example") == 403
-        assert asked(port, Origin="null") == 403
+        assert request_status(port) == 200
+        with record_duration(35, "answered by 403"):
+            assert request_status(port, Host="evil.example") == 403
+        assert request_status(port, Host=f"evil.example:{port}") == 403
+        assert request_status(port, Origin="http://evil.example") == 403
+        assert request_status(port, Origin="null") == 403
         for noise in (b"\0" * 4096, b"GET " + b"a" * 100_000, b"\x16\x03\x01\x02\x00" + b"x" * 600):
             with socket.create_connection(("127.0.0.1", port), 5.0) as sock:
                 try:
@@ -244,7 +246,7 @@ def test_pages_of_other_origins_and_names_are_answered_by_403(
                 except OSError:  # it has been ended: no answer
                     answer = b""
                 assert b"200 OK" not in answer
-        assert asked(port) == 200
+        assert request_status(port) == 200
 
 
 SCRIPT = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'`${x}"
@@ -284,7 +286,7 @@ def test_without_descriptors_new_work_is_refused_and_taken_again_when_there_are_
             strangers.append(sender := Stranger(worker.address))
             sender.ask(HELLO, "Welcome")
             peers = [worker.address, *(f"tcp://127.0.0.1:{port}" for port in range(1, 20))]
-            with timed(48, "taken on, or refused: the last one"):
+            with record_duration(48, "taken on, or refused: the last one"):
                 sender.tell(Open(2, 0, peers, 2.0))
                 answer = sender.answer()
             if type(answer).__name__ == "Failed":

@@ -41,8 +41,8 @@ from graphflow.runtime.wire.messages import (
     Read,
 )
 from graphflow.runtime.worker.serving import serve
-from tests.faults.hostile.strangers import Bystander, Stranger, closed, plain
-from tests.faults.running import Running, Script, Worker, cluster_file, timed, took
+from tests.faults.hostile.strangers import Bystander, Stranger, is_closed, plain
+from tests.faults.running import Running, Script, Worker, cluster_file, record_duration, took
 
 OWN = Version.own()
 HELLO = Hello(1, OWN.version, OWN.wire, OWN.python)
@@ -94,8 +94,8 @@ def test_no_key_and_unknown_keys_are_refused_and_told_once(keyed: Keyed, tmp_pat
 
         assert come(None).answer(1.0) is None
         for eve in [come(pair) for _ in range(3)]:
-            with timed(25, "refused: an unknown key"):
-                assert eve.dropped(2 * HANDSHAKE_SECONDS)
+            with record_duration(25, "refused: an unknown key"):
+                assert eve.is_dropped(2 * HANDSHAKE_SECONDS)
             assert eve.answer(0.0) is None
         for number in range(100):
             come(other.create_pair(f"e{number}", COORDINATOR))
@@ -162,7 +162,7 @@ def test_a_lack_of_descriptors_ends_no_session_that_is_trusted(keyed: Keyed) -> 
         before = resource.prlimit(worker, resource.RLIMIT_NOFILE)
         resource.prlimit(worker, resource.RLIMIT_NOFILE, (3, before[1]))
         started, done = time.monotonic(), bystander.steps
-        while "keys.unreadable" not in keyed.worker.told():
+        while "keys.unreadable" not in keyed.worker.describe_output():
             assert time.monotonic() < started + 10.0, "it opened the list"
             time.sleep(0.05)
         time.sleep(1.5)
@@ -200,7 +200,7 @@ def test_a_key_of_another_role_gives_no_orders(keyed: Keyed, role: str) -> None:
     ]  # fmt: skip
     with Bystander(keyed.file), keyed.stranger("pretender", role, trusted=True) as pretender:
         for order in orders:
-            with timed(26, "refused"):
+            with record_duration(26, "refused"):
                 answer = pretender.ask(order, "Failed")
             assert answer.error == "NotAuthorised" and role in answer.text
         pretender.tell(Ping())
@@ -281,7 +281,7 @@ def recorder() -> Iterator[Callable[[str], Recorder]]:
         each.close()
 
 
-def counted(file: Path, name: str, steps: int) -> float:
+def count_steps(file: Path, name: str, steps: int) -> float:
     """What a variable comes to that each step adds one to."""
     count = gf.variable(np.zeros((), "float32"), name=name)
     step = gf.assign(count, count + 1.0)
@@ -309,7 +309,7 @@ def test_what_was_recorded_of_one_session_does_nothing_in_another(
     tap = recorder(worker.address)
     (tmp_path / "tapped").mkdir()
     tapped = cluster_file(tmp_path / "tapped", [tap.address], *top, key=key)
-    assert counted(tapped, "other", 5) == 5.0
+    assert count_steps(tapped, "other", 5) == 5.0
     said = b"".join(tap.said)
     assert len(said) > 1000
     with Bystander(file) as bystander:
@@ -323,7 +323,7 @@ def test_what_was_recorded_of_one_session_does_nothing_in_another(
         time.sleep(1.0)
         assert bystander.steps > before
         if secured:  # the keys of a connection are made for it alone
-            assert all(closed(each, 2 * HANDSHAKE_SECONDS) for each in replays)
+            assert all(is_closed(each, 2 * HANDSHAKE_SECONDS) for each in replays)
         else:
             for each in replays:
                 each.settimeout(0.5)
@@ -352,7 +352,7 @@ def test_a_message_with_the_name_of_a_session_but_not_its_token_is_stale(
         owner.open()
         thief.session = owner.session
         thief._sent = 2
-        with timed(27, "refused"):
+        with record_duration(27, "refused"):
             fenced = thief.ask(Measure(3), "Fenced")
         assert fenced.error == "StaleSession"
         thief.tell(Close(4))
@@ -443,7 +443,7 @@ def _link(path: Path) -> None:
     path.symlink_to("../elsewhere")
 
 
-def _gone(path: Path) -> None:
+def _remove_file(path: Path) -> None:
     path.unlink()
 
 
@@ -455,7 +455,7 @@ def _unreadable(path: Path) -> None:
     path.chmod(0)
 
 
-SPOILT = [_garbage, _empty, _world_readable, _folder, _link, _gone, _public, _unreadable]
+SPOILT = [_garbage, _empty, _world_readable, _folder, _link, _remove_file, _public, _unreadable]
 
 
 @pytest.mark.fault(49)
@@ -478,11 +478,11 @@ def test_a_worker_does_not_start_with_a_key_file_that_is_not_as_it_should_be(
 ) -> None:
     path = Path(keys["GRAPHFLOW_KEYS"]) / "box.secret"
     spoil(path)
-    with timed(49, "ended, from its start"):
+    with record_duration(49, "ended, from its start"):
         running.append(worker := Worker("tcp://127.0.0.1:*", "--key", "box", env=keys))
         assert worker.wait(30.0) == 2
     (line,) = [line for line in worker.errors if line]
-    assert str(path) in line and "Traceback" not in worker.told()
+    assert str(path) in line and "Traceback" not in worker.describe_output()
 
 
 @pytest.mark.fault(49)
@@ -493,7 +493,7 @@ def test_a_trusted_folder_that_others_can_write_to_stops_a_worker_and_a_session(
     trusted = Path(keys["GRAPHFLOW_KEYS"]) / "trusted"
     trusted.chmod(0o777)
     running.append(worker := Worker("tcp://127.0.0.1:*", "--key", "box", env=keys))
-    assert worker.wait(30.0) == 1 and "can be changed by others" in worker.told()
+    assert worker.wait(30.0) == 1 and "can be changed by others" in worker.describe_output()
     with pytest.raises(KeyFileError, match="can be changed by others"):
         Keyring().key_of("box", WORKER)
 

@@ -119,22 +119,22 @@ class Hosts:
         self._namespaces: list[_Namespace] = []
         self.hosts: list[Host] = []
         try:
-            switch = self._made(None, is_root)
+            switch = self._add_namespace(None, is_root)
             switch.run("ip", "link", "add", "bridge0", "type", "bridge")
             switch.run("ip", "link", "set", "bridge0", "up")
             for number in range(count):
-                self.hosts.append(self._cabled(number, switch, is_root))
+                self.hosts.append(self._add_host(number, switch, is_root))
         except (NoNamespaces, subprocess.TimeoutExpired, OSError) as error:
             self.end()
             raise NoNamespaces(str(error)) from None
 
-    def _made(self, outer: _Namespace | None, is_root: bool) -> _Namespace:
+    def _add_namespace(self, outer: _Namespace | None, is_root: bool) -> _Namespace:
         namespace = _Namespace(outer, is_root)
         self._namespaces.append(namespace)
         return namespace
 
-    def _cabled(self, number: int, switch: _Namespace, is_root: bool) -> Host:
-        namespace = self._made(switch, is_root)
+    def _add_host(self, number: int, switch: _Namespace, is_root: bool) -> Host:
+        namespace = self._add_namespace(switch, is_root)
         host, port = Host(number, namespace, switch), f"port{number}"
         switch.run("ip", "link", "add", port, "type", "veth", "peer", "name", f"cable{number}")
         switch.run("ip", "link", "set", f"cable{number}", "netns", str(namespace.pid))

@@ -72,7 +72,7 @@ def test_traces_of_hosts_whose_clocks_differ_agree_with_the_clock_that_is_outsid
     command = [sys.executable, "-c", TRACED, str(file), "4"]
     run = Running(command, inside=hosts.hosts[0].enter, env=keys)
     running.append(run)
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
     told = json.loads(run.lines[-1])
     assert len(told["steps"]) == len(told["truth"]) == 20
     trips = [1e9 * trip for trip in told["trips"]]

@@ -27,7 +27,7 @@ def alone(steps: int) -> list[str]:
     """The losses and the final state of a training in one process."""
     run = Running(["-m", "tests.faults.recovery.training", "here", str(steps)], python=True)
     try:
-        assert run.wait() == 0, run.told()
+        assert run.wait() == 0, run.describe_output()
     finally:
         run.end()
     return results(run.lines)
@@ -83,7 +83,7 @@ def test_a_training_over_three_hosts_with_keys_equals_one_process_bit_for_bit(
     cluster: Cluster,
 ) -> None:
     run = cluster.train(STEPS)
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
     assert results(run.lines) == alone(STEPS)
     homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
     assert homes == [f"/worker:{i}/cpu:0" for i in range(3)]
@@ -97,7 +97,7 @@ def test_a_cable_that_is_cut_for_three_seconds_leaves_no_trace(cluster: Cluster)
     cluster.hosts.hosts[1].unplug()
     time.sleep(3.0)
     cluster.hosts.hosts[1].plug()
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
     took(12, "longest step over hosts, cut of 3 s", run.gap())
     assert run.gap() > 2.5, "it was cut off from what it needed"
     assert results(run.lines) == alone(STEPS)
@@ -118,7 +118,7 @@ def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
     assert run.gap() > 4.0, "it was cut off from what it needed"
     time.sleep(max(0.0, cut + 30.0 - time.monotonic()))
     cluster.hosts.hosts[1].plug()
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
     assert results(run.lines) == alone(STEPS)
     homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
     assert len(homes) < 3, "planned around the host that was cut off"
@@ -159,7 +159,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_planned_around(
     told = run.line("done", seconds=30.0)
     took(13, f"longest step, two hosts cut off from each other, ways: {ways}", run.gap())
     assert time.monotonic() - cut < 30.0 and run.gap() > 4.0
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
     assert run.lines[:-1] == wanted
     assert told == "done 2", "planned around one of them"
 
@@ -220,7 +220,7 @@ def test_calibration_sees_a_throttled_link_and_moves_the_placement(
     _, after, *homes = run.line("value").split()
     assert homes == ["/worker:0/cpu:0"], told
     assert after == before
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
 
 
 FED = """
@@ -261,7 +261,7 @@ def test_a_worker_behind_a_throttled_link_is_not_fed(
     assert run.line("used").split() == ["used", "/worker:0/cpu:0"]
     near, far = map(float, run.line("rate").split()[1:])
     assert far == pytest.approx(12e6, rel=0.2) and near > 4 * far
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
 
 
 OPEN = """
@@ -311,7 +311,7 @@ def test_hosts_without_keys_have_pipes_and_a_cut_of_three_seconds_costs_no_step(
     two[1].unplug()
     time.sleep(3.0)
     two[1].plug()
-    assert run.wait() == 0, run.told()
+    assert run.wait() == 0, run.describe_output()
     took(12, "longest step over hosts without keys, cut of 3 s", run.gap())
     assert run.gap() > 2.5, "it was cut off from what it needed"
     assert run.lines == [*(f"step {n}" for n in range(40)), "done"]

@@ -18,7 +18,15 @@ import graphflow as gf
 from graphflow.errors import LinkLost, RendezvousTimeout, StepTimeout, WorkerLost
 from tests.faults import hazards
 from tests.faults.network.proxy import DOWN, UP, Proxy
-from tests.faults.running import Running, Script, Worker, cluster_file, resident, timed, took
+from tests.faults.running import (
+    Running,
+    Script,
+    Worker,
+    cluster_file,
+    record_duration,
+    resident,
+    took,
+)
 
 DEAD = 5.0
 ALLOW = ("--allow-ops", "tests.faults.hazards")
@@ -362,7 +370,7 @@ def test_a_pipe_that_loses_breaks_and_damages_costs_no_tensor(
     assert broken.stat().st_size >= 8
 
 
-def crossing(x: gf.Tensor) -> gf.Tensor:
+def cross_workers(x: gf.Tensor) -> gf.Tensor:
     """What is fed, by way of both workers."""
     with gf.device("/worker:0"):
         there = x * 1.0
@@ -373,13 +381,13 @@ def crossing(x: gf.Tensor) -> gf.Tensor:
 @pytest.mark.fault(15)
 def test_a_reset_in_mid_tensor_is_made_good(wired: Wired) -> None:
     x = gf.placeholder("float32", (None,), name="x")
-    back = crossing(x)
+    back = cross_workers(x)
     value = np.random.default_rng(0).random(8 * MB // 4, "float32")
     with wired.session() as s:
         assert np.array_equal(s.run(back, {x: value[:10]}), value[:10])
         for each in wired.proxies:
             each.reset_after = 3 * MB
-        with timed(15, "the whole step, two resets of 8 MB"):
+        with record_duration(15, "the whole step, two resets of 8 MB"):
             assert np.array_equal(s.run(back, {x: value}), value)
         assert all(each.reset_after is None for each in wired.proxies), "both were reset"
 
@@ -387,7 +395,7 @@ def test_a_reset_in_mid_tensor_is_made_good(wired: Wired) -> None:
 @pytest.mark.fault(15)
 def test_flipped_bits_of_a_tensor_are_noticed_and_sent_again(wired: Wired) -> None:
     x = gf.placeholder("float32", (None,), name="x")
-    back = crossing(x)
+    back = cross_workers(x)
     value = np.random.default_rng(0).random(4 * MB // 4, "float32")
     flipped: list[int] = []
 
@@ -400,7 +408,7 @@ def test_flipped_bits_of_a_tensor_are_noticed_and_sent_again(wired: Wired) -> No
     with wired.session() as s:
         assert np.array_equal(s.run(back, {x: value[:10]}), value[:10])
         wired.proxies[1].corrupt = flip
-        with timed(15, "the whole step, a flipped bit of 4 MB"):
+        with record_duration(15, "the whole step, a flipped bit of 4 MB"):
             assert np.array_equal(s.run(back, {x: value}), value)
         assert flipped
 
@@ -519,7 +527,7 @@ def test_a_session_starts_over_a_link_with_delay_and_jitter(wired: Wired) -> Non
 @pytest.mark.fault(17)
 def test_one_megabit_a_second_is_slow_and_right(wired: Wired) -> None:
     x = gf.placeholder("float32", (None,), name="x")
-    back = crossing(x)
+    back = cross_workers(x)
     value = np.random.default_rng(0).random(200_000 // 4, "float32")
     for each in wired.proxies:
         each.rate = 125_000.0
@@ -544,11 +552,11 @@ def test_a_late_worker_is_waited_for(
     address = f"tcp://127.0.0.1:{free_port}"
     file = cluster_file(tmp_path, [address], "deadline = 60.0")
 
-    def late() -> None:
+    def start_late() -> None:
         time.sleep(1.0)
         running.append(Worker(address))
 
-    thread = threading.Thread(target=late)
+    thread = threading.Thread(target=start_late)
     thread.start()
     with gf.Session(file) as s:
         x = gf.placeholder("float32", ())

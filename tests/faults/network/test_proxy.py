@@ -43,14 +43,14 @@ def echo() -> Iterator[str]:
     thread.join(5.0)
 
 
-def connected(proxy: Proxy) -> socket.socket:
+def connect(proxy: Proxy) -> socket.socket:
     host, _, port = proxy.address.removeprefix("tcp://").rpartition(":")
     end = socket.create_connection((host, int(port)), timeout=5.0)
     end.settimeout(5.0)
     return end
 
 
-def back(end: socket.socket, size: int) -> bytes:
+def receive_bytes(end: socket.socket, size: int) -> bytes:
     data = b""
     while len(data) < size:
         more = end.recv(size - len(data))
@@ -67,27 +67,27 @@ def test_bytes_pass_in_order(
     for name, value in setting.items():
         setattr(between, name, value)
     data = bytes(range(256)) * 8
-    with connected(between) as end:
+    with connect(between) as end:
         for start in range(0, len(data), 512):
             end.sendall(data[start : start + 512])
-        assert back(end, len(data)) == data
+        assert receive_bytes(end, len(data)) == data
 
 
 def test_a_rate_is_kept(echo: str, proxy: Callable[[str], Proxy]) -> None:
     between = proxy(echo)
     between.rate = 100_000.0
-    with connected(between) as end:
+    with connect(between) as end:
         start = time.monotonic()
         end.sendall(bytes(30_000))
-        back(end, 30_000)
+        receive_bytes(end, 30_000)
         assert time.monotonic() - start >= 0.25
 
 
 def test_a_cut_holds_bytes_until_it_heals(echo: str, proxy: Callable[[str], Proxy]) -> None:
     between = proxy(echo)
-    with connected(between) as end:
+    with connect(between) as end:
         end.sendall(b"before")
-        assert back(end, 6) == b"before"
+        assert receive_bytes(end, 6) == b"before"
         between.sever(UP)
         end.sendall(b"after")
         end.settimeout(0.2)
@@ -95,7 +95,7 @@ def test_a_cut_holds_bytes_until_it_heals(echo: str, proxy: Callable[[str], Prox
             end.recv(5)
         between.heal()
         end.settimeout(5.0)
-        assert back(end, 5) == b"after"
+        assert receive_bytes(end, 5) == b"after"
 
 
 def test_a_reset_ends_connections_and_new_ones_pass(
@@ -103,14 +103,14 @@ def test_a_reset_ends_connections_and_new_ones_pass(
 ) -> None:
     between = proxy(echo)
     between.reset_after = 10
-    with connected(between) as end, pytest.raises(OSError):
+    with connect(between) as end, pytest.raises(OSError):
         while True:
             end.sendall(bytes(8))
             assert end.recv(8)
             time.sleep(0.01)
-    with connected(between) as end:
+    with connect(between) as end:
         end.sendall(b"again")
-        assert back(end, 5) == b"again"
+        assert receive_bytes(end, 5) == b"again"
 
 
 def test_chosen_bytes_are_corrupted(echo: str, proxy: Callable[[str], Proxy]) -> None:
@@ -123,6 +123,6 @@ def test_chosen_bytes_are_corrupted(echo: str, proxy: Callable[[str], Proxy]) ->
         return data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :]
 
     between.corrupt = flip
-    with connected(between) as end:
+    with connect(between) as end:
         end.sendall(b"aaaaaa")
-        assert back(end, 6) == b"aaa`aa"
+        assert receive_bytes(end, 6) == b"aaa`aa"

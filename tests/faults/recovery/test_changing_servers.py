@@ -48,7 +48,7 @@ class Clicks:
         return [s.get(v).tobytes() for v in self.variables]
 
 
-def undisturbed(windows: int) -> list[bytes]:
+def compute_expected_state(windows: int) -> list[bytes]:
     """The state after some windows on two servers; the number of servers changes no bit here."""
     model = Clicks()
     with gf.Session(trial=False) as s:
@@ -95,7 +95,7 @@ def test_without_copies_the_session_outlives_a_server_that_was_to_join(
         model.run(s)
         assert s.add_server().servers == 3
         model.run(s)
-        assert model.state(s) == undisturbed(3)
+        assert model.state(s) == compute_expected_state(3)
 
 
 @SLOW
@@ -124,7 +124,7 @@ def test_a_worker_that_dies_while_rows_move_costs_no_bit(
             model.run(s)
         kill(s, 1)
         model.run(s)
-        assert model.state(s) == undisturbed(model.windows)
+        assert model.state(s) == compute_expected_state(model.windows)
 
 
 @SLOW
@@ -140,7 +140,7 @@ def test_what_has_moved_has_mirrors_at_once(victim: int) -> None:
         assert 2 * done.nbytes <= sent < 0.85 * done.total  # rows that stay come from mirrors
         kill(s, victim)
         model.run(s)
-        assert model.state(s) == undisturbed(2)
+        assert model.state(s) == compute_expected_state(2)
 
 
 @SLOW
@@ -158,7 +158,7 @@ def test_a_server_that_dies_while_it_hands_over_costs_no_bit(
         model.run(s)
         kill(s, 0)
         model.run(s)
-        assert model.state(s) == undisturbed(3)
+        assert model.state(s) == compute_expected_state(3)
 
 
 @SLOW
@@ -188,7 +188,7 @@ def test_a_join_while_pushes_are_under_way_waits_for_the_window() -> None:
         model.run(s)
         assert changed[0].servers == 3
         assert len(s.history()[-1].order) == 3
-        assert model.state(s) == undisturbed(model.windows)
+        assert model.state(s) == compute_expected_state(model.windows)
 
 
 @SLOW
@@ -205,7 +205,7 @@ def test_a_server_whose_worker_is_asked_to_end_hands_over(worker: int) -> None:
         assert f"/worker:{worker}/cpu:0" not in s.cluster.devices
         model.run(s)
         assert len(s.history()[-1].order) == 1
-        assert model.state(s) == undisturbed(2)
+        assert model.state(s) == compute_expected_state(2)
 
 
 @SLOW  # processes start
@@ -227,4 +227,4 @@ def test_a_worker_elsewhere_joins_by_its_address_and_leaves(
         model.run(s)
         own[0].process.kill()  # it is no part of the session any more
         model.run(s)
-        assert model.state(s) == undisturbed(5)
+        assert model.state(s) == compute_expected_state(5)

@@ -13,10 +13,10 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import CheckpointError
-from tests.faults.running import timed
+from tests.faults.running import record_duration
 
 
-def trained(folder: Path, steps: int) -> None:
+def run_training(folder: Path, steps: int) -> None:
     w = gf.variable(np.zeros(4, "float32"), name="w")
     step = gf.assign(w, w + 1.0)
     with gf.Session(checkpoint=folder, every=1) as s:
@@ -59,10 +59,10 @@ def renew(checkpoint: Path) -> None:
 def test_a_session_goes_on_from_the_checkpoint_before_a_damaged_one(
     damage: Callable[[Path], None], tmp_path: Path
 ) -> None:
-    trained(tmp_path, 3)
+    run_training(tmp_path, 3)
     damage(newest(tmp_path))
     w = gf.variable(np.zeros(4, "float32"), name="w")
-    with timed(
+    with record_duration(
         {renew: 40, lose: 39}.get(damage, 38), f"{damage.__name__}: a session from before it"
     ):
         s = gf.Session(checkpoint=tmp_path, every=1)
@@ -76,7 +76,7 @@ def test_a_session_goes_on_from_the_checkpoint_before_a_damaged_one(
 def test_a_session_does_not_begin_anew_over_checkpoints_none_of_which_can_be_read(
     tmp_path: Path,
 ) -> None:
-    trained(tmp_path, 3)
+    run_training(tmp_path, 3)
     there = sorted(tmp_path.glob("step-*"))
     for each in there:
         flip(each)
@@ -104,11 +104,11 @@ def test_what_is_written_after_the_note_of_the_session_was_lost_counts_as_newer(
     tmp_path: Path, instead: str
 ) -> None:
     for steps in (2, 4, 6):  # three epochs
-        trained(tmp_path, steps)
+        run_training(tmp_path, steps)
     note = tmp_path / "session.json"
     note.unlink()
     INSTEAD[instead](note)
-    trained(tmp_path, 7)
+    run_training(tmp_path, 7)
     w = gf.variable(np.zeros(4, "float32"), name="w")
     with gf.Session(checkpoint=tmp_path) as s:
         assert s.step == 7 and s.get(w).tolist() == [7.0] * 4

@@ -28,12 +28,12 @@ from tests.faults.running import (
     Running,
     Script,
     Worker,
-    alive,
     children,
     cluster_file,
-    gone,
+    have_ended,
+    is_alive,
+    record_duration,
     stop,
-    timed,
     took,
 )
 from tests.interrupts import interrupt_after
@@ -97,10 +97,10 @@ def test_a_client_that_is_told_to_end_writes_a_checkpoint_and_ends_well(
     first = start(script, cluster, tmp_path / "c", "1h", pause=0.05)
     first.line("step 10")
     own = children(first.pid)
-    with timed(10, f"ended: {cluster}"):
+    with record_duration(10, f"ended: {cluster}"):
         first.send(signal.SIGTERM)
-        assert first.wait(20.0) == 0, first.told()
-    assert gone(own, 5.0) and "done" not in first.lines
+        assert first.wait(20.0) == 0, first.describe_output()
+    assert have_ended(own, 5.0) and "done" not in first.lines
     second = start(script, cluster, tmp_path / "c", "1h")
     at = int(second.line("ready").split()[1])
     assert 11 <= at < 40
@@ -143,7 +143,7 @@ with gf.Session(gf.Cluster.local(workers=1), ops=["tests.faults.hazards"], trial
             process.line("now")
             time.sleep(0.5)
             process.send(signal.SIGTERM)
-        assert process.wait(20.0) == 0, process.told()
+        assert process.wait(20.0) == 0, process.describe_output()
 
 
 def test_a_handler_of_the_users_own_stays_and_ours_goes_with_the_session(tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ def test_a_session_with_checkpoints_that_is_forgotten_goes_and_the_signal_is_not
         forgotten.run_async(gf.constant(1.0)).result()
         del forgotten
         gc.collect()
-        assert life() is None and gone(workers, 5.0)
+        assert life() is None and have_ended(workers, 5.0)
         with gf.Session(checkpoint=tmp_path / "b"):
             pass
         assert signal.getsignal(signal.SIGTERM) == before
@@ -269,7 +269,7 @@ def test_a_signal_at_any_moment_ends_the_process_with_a_checkpoint(
     how: str, script: Callable[..., Script], tmp_path: Path
 ) -> None:
     process = script(MOMENTS, how, str(tmp_path / "c"))
-    assert process.wait(30.0) == 0, process.told()
+    assert process.wait(30.0) == 0, process.describe_output()
     assert "goes on" not in process.lines
     with gf.Session(checkpoint=tmp_path / "c") as s:
         assert s.step >= 1
@@ -330,10 +330,10 @@ def test_a_session_that_is_being_opened_waits_for_nobody_any_more(
     else:
         process.line("told")
         at = time.monotonic()
-    assert process.wait(20.0) == 0, process.told()
+    assert process.wait(20.0) == 0, process.describe_output()
     took(10, f"ended while it opened: {how}", time.monotonic() - at)
     assert time.monotonic() - at < 5.0
-    assert "open" not in process.lines and "Traceback" not in process.told()
+    assert "open" not in process.lines and "Traceback" not in process.describe_output()
     if how == "second":
         with gf.Session(checkpoint=tmp_path / "c-outer") as s:
             assert s.step == 1
@@ -354,7 +354,7 @@ def test_a_session_that_waits_for_a_lost_worker_waits_no_longer(
         worker.process.kill()
     time.sleep(3.0)  # of the 20 s that it waits
     at = process.send(signal.SIGTERM)
-    assert process.wait(15.0) == 0, process.told()
+    assert process.wait(15.0) == 0, process.describe_output()
     took(10, f"ended while it waited for a worker, {stay} left", time.monotonic() - at)
     assert time.monotonic() - at < 8.0 and "done" not in process.lines
     first = losses(process.lines)
@@ -423,7 +423,9 @@ def test_a_signal_that_comes_again_while_the_process_ends_does_not_end_it_halfwa
     seconds: str, how: str, lines: list[str], script: Callable[..., Script], tmp_path: Path
 ) -> None:
     process = script(AGAIN, str(tmp_path / "c"), seconds, how)
-    assert process.wait(30.0) == (0 if seconds == "10" else -signal.SIGTERM), process.told()
+    assert process.wait(30.0) == (0 if seconds == "10" else -signal.SIGTERM), (
+        process.describe_output()
+    )
     assert process.lines == lines
 
 
@@ -445,7 +447,7 @@ def test_a_local_worker_that_is_told_to_end_is_replaced(
     with local(checkpoint=tmp_path / "c", every="1h") as s:
         assert train(s, Model(2), before) == curves[2]
         assert not set(ended) & set(pids(s))
-        assert gone(ended, 5.0)
+        assert have_ended(ended, 5.0)
 
 
 @pytest.mark.fault(10)
@@ -505,7 +507,7 @@ def test_a_worker_that_is_interrupted_in_a_step_is_missed_at_once(
     """By Ctrl-C at its own terminal; what it is told travels by a lane, or by TCP."""
     monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
     (worker,) = workers(1, "--allow-ops", "tests.faults.hazards")
-    lost, seconds = struck(worker, tmp_path, signal.SIGINT)
+    lost, seconds = signal_in_step(worker, tmp_path, signal.SIGINT)
     assert re.search(r"worker 0 .* it was asked to end", str(lost))
     assert seconds < 2.0
     assert worker.wait(10.0) == 0
@@ -516,7 +518,7 @@ def test_a_worker_by_address_that_is_killed_is_missed_at_once(
     workers: Callable[..., list[Worker]], tmp_path: Path
 ) -> None:
     (worker,) = workers(1, "--allow-ops", "tests.faults.hazards")
-    lost, seconds = struck(worker, tmp_path, signal.SIGKILL)
+    lost, seconds = signal_in_step(worker, tmp_path, signal.SIGKILL)
     took(1, "found, a worker by address", seconds)
     assert (lost.worker, lost.reason) == (0, "killed")
     assert lost.step is not None and lost.ended
@@ -527,7 +529,9 @@ def test_a_worker_by_address_that_is_killed_is_missed_at_once(
         again.end()
 
 
-def struck(worker: Worker, folder: Path, number: signal.Signals) -> tuple[WorkerLost, float]:
+def signal_in_step(
+    worker: Worker, folder: Path, number: signal.Signals
+) -> tuple[WorkerLost, float]:
     """How a session misses a worker that gets a signal in a step, and after how many seconds."""
     cluster = cluster_file(folder, [worker.address])
     nap = hazards.sleep(gf.constant(np.ones(3, "float32")), seconds=4.0)
@@ -566,12 +570,12 @@ def test_another_process_takes_up_what_a_killed_client_left(
         process.send(signal.SIGKILL)
         process.wait()
         told |= losses(process.lines)
-    with timed(7, "taken up by another process, from its start"):
+    with record_duration(7, "taken up by another process, from its start"):
         process = start(script, cluster, tmp_path / "c", "5")
         assert int(process.line("ready").split()[1]) >= 15
-    assert process.wait() == 0, process.told()
+    assert process.wait() == 0, process.describe_output()
     assert told | losses(process.lines) == wanted
-    assert all(alive(worker.pid) for worker in found)
+    assert all(is_alive(worker.pid) for worker in found)
     session = json.loads((tmp_path / "c" / "session.json").read_text())
     assert session["epoch"] == 3
 
@@ -592,7 +596,7 @@ def test_what_a_killed_client_left_is_parked_and_ends_with_its_lease(
     def sessions() -> list[Any]:
         asked = Running([sys.executable, "-m", "graphflow", "status", worker.address, "--json"])
         try:
-            assert asked.wait() == 0, asked.told()
+            assert asked.wait() == 0, asked.describe_output()
             (report,) = json.loads("".join(asked.lines))["workers"]
             found: list[Any] = report["sessions"]
             return found
@@ -605,7 +609,7 @@ def test_what_a_killed_client_left_is_parked_and_ends_with_its_lease(
         time.sleep(1.0)
     assert left == [] and seen[-1]
     took(7, "parked, and ended with its lease", time.monotonic() - killed)
-    assert alive(worker.pid), "it serves others"
+    assert is_alive(worker.pid), "it serves others"
 
 
 @SLOW
@@ -620,11 +624,11 @@ def test_a_client_that_was_thought_dead_is_fenced(
     first.line("step 6")
     stop(first.pid)
     second = script(text, cluster, str(tmp_path / "c"), "2", "30", "0")
-    assert second.wait() == 0, second.told()
+    assert second.wait() == 0, second.describe_output()
     kept = sorted(p.name for p in (tmp_path / "c").iterdir())
     first.send(signal.SIGCONT)
     assert first.wait(60.0) != 0
-    assert "StaleEpoch" in first.told()
+    assert "StaleEpoch" in first.describe_output()
     assert sorted(p.name for p in (tmp_path / "c").iterdir()) == kept
 
 

@@ -16,7 +16,7 @@ import graphflow as gf
 from graphflow.errors import StateLost
 from tests.faults.recovery.model import Model
 from tests.faults.recovery.test_recovery import digest, kill, local, pids
-from tests.faults.running import Running, Worker, cluster_file, gone, stop
+from tests.faults.running import Running, Worker, cluster_file, have_ended, stop
 
 STEPS = 12
 SLOW = pytest.mark.slow
@@ -63,7 +63,7 @@ def test_a_frozen_worker_is_given_up_and_its_process_ended(wanted: dict[int, Any
     with local(2, replicas=2) as s:
         frozen = pids(s)[1]
         assert train(s, Model(2), lambda n: stop(frozen) if n == 4 else None) == wanted[2]
-        assert gone([frozen], 10.0)
+        assert have_ended([frozen], 10.0)
 
 
 @SLOW
@@ -79,7 +79,7 @@ def test_a_worker_that_is_asked_to_end_leaves_its_part_to_its_mirrors(
     with local(2, replicas=2) as s:
         asked = pids(s)[0]
         assert train(s, Model(2), ask) == wanted[2]
-        assert gone([asked], 10.0)
+        assert have_ended([asked], 10.0)
 
 
 @SLOW
@@ -91,7 +91,7 @@ def test_a_worker_that_is_started_again_at_its_address_joins_and_gets_the_mirror
     both, model, steps = workers(2), Model(2), 0
     addresses = [worker.address for worker in both]
 
-    def until(s: gf.Session, is_over: Callable[[], bool]) -> None:
+    def run_until(s: gf.Session, is_over: Callable[[], bool]) -> None:
         nonlocal steps
         given_up = time.monotonic() + 60.0
         while not is_over() and time.monotonic() < given_up:
@@ -102,12 +102,12 @@ def test_a_worker_that_is_started_again_at_its_address_joins_and_gets_the_mirror
 
     with gf.Session(cluster_file(tmp_path, addresses), trial=False, replicas=2) as s:
         for victim in (1, 0):
-            until(s, lambda: steps > 3 and settled(s))
+            run_until(s, lambda: steps > 3 and is_settled(s))
             both[victim].send(signal.SIGKILL)
             both[victim].end()
-            until(s, lambda: bool(s.mirrors().missing))
+            run_until(s, lambda: bool(s.mirrors().missing))
             running.append(Worker(addresses[victim]).ready())
-        until(s, lambda: settled(s))
+        run_until(s, lambda: is_settled(s))
         found = digest(s, model)
     with local(2) as s:
         other = Model(2)
@@ -116,7 +116,7 @@ def test_a_worker_that_is_started_again_at_its_address_joins_and_gets_the_mirror
         assert digest(s, other) == found
 
 
-def settled(s: gf.Session) -> bool:
+def is_settled(s: gf.Session) -> bool:
     """Whether every variable has a mirror with its value, and no worker has two parts."""
     mirrors, report = s._deployment.mirrors, s.mirrors()
     assert mirrors is not None
@@ -133,15 +133,15 @@ def test_workers_die_one_after_the_other_and_each_is_replaced_while_steps_go_on(
     with local(workers, replicas=2) as s:
         until = time.monotonic() + 60.0
         first = pids(s)
-        while (killed < workers or not settled(s)) and time.monotonic() < until:
-            if steps > 2 and killed < workers and settled(s):
+        while (killed < workers or not is_settled(s)) and time.monotonic() < until:
+            if steps > 2 and killed < workers and is_settled(s):
                 kill(s, killed)
                 killed += 1
             s.run([model.loss, model.train], model.feed(steps))
             steps += 1
             time.sleep(0.01)
-        assert killed == workers and settled(s)
-        assert all(gone([pid], 5.0) for pid in first)
+        assert killed == workers and is_settled(s)
+        assert all(have_ended([pid], 5.0) for pid in first)
         places = s.mirrors().places
         assert len({home for home, _ in places.values()}) == workers
         assert all(home != mirror for home, mirror in places.values())

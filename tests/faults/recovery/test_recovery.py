@@ -87,7 +87,9 @@ def curves() -> Mapping[int, list[Any]]:
 
 
 @contextmanager
-def striking(s: gf.Session, seed: int, workers: int, times: int) -> Iterator[list[float]]:
+def kill_workers_at_random(
+    s: gf.Session, seed: int, workers: int, times: int
+) -> Iterator[list[float]]:
     """Kills workers at random moments, whatever the session is at just then; twice at most in one
     step, since what ends three workers is given up: on a busy machine it is at one for long. The
     step may be over, and the next one begun, until the worker dies."""
@@ -130,7 +132,7 @@ def test_workers_killed_at_random_moments_change_no_bit(
 ) -> None:
     wanted = curves[workers]
     with local(workers, checkpoint=tmp_path / "c", every=4, replicas=replicas) as s:
-        with striking(s, seed, workers, times=6) as struck:
+        with kill_workers_at_random(s, seed, workers, times=6) as struck:
             pause = lambda number: time.sleep(0.06)  # noqa: E731
             assert train(s, Model(workers), pause) == wanted
         assert len(struck) > 1
@@ -212,12 +214,14 @@ def test_losses_in_steps_that_are_done_again_count_for_those_steps(
             kill(s, left.pop() % 2)
         again(self, entry)
 
-    def counted(self: PoisonTaskTracker, error: WorkerLost, committed: int) -> PoisonedTask | None:
+    def record_committed(
+        self: PoisonTaskTracker, error: WorkerLost, committed: int
+    ) -> PoisonedTask | None:
         found.append(committed)
         return died(self, error, committed)
 
     monkeypatch.setattr(Recovery, "_replay", redo)
-    monkeypatch.setattr(PoisonTaskTracker, "record_worker_loss", counted)
+    monkeypatch.setattr(PoisonTaskTracker, "record_worker_loss", record_committed)
     expected = []
 
     def strike(number: int) -> None:
@@ -341,7 +345,7 @@ def test_kills_at_random_moments_of_steps_that_begin_ahead_change_no_bit(
 ) -> None:
     def run(times: int, **options: Any) -> list[Any]:
         model = Model(2)
-        with local(**options) as s, striking(s, seed, 2, times) as struck:
+        with local(**options) as s, kill_workers_at_random(s, seed, 2, times) as struck:
             found = s.run([model.loss, model.train], map(model.feed, range(40)), steps=40)
             told = []
             for loss, _ in found:

@@ -18,7 +18,7 @@ import graphflow as gf
 from graphflow.errors import CheckpointError
 from graphflow.runtime.checkpoint.folder import read_manifest
 from tests.faults.recovery.test_recovery import local, pids
-from tests.faults.running import Worker, cluster_file, gone, timed
+from tests.faults.running import Worker, cluster_file, have_ended, record_duration
 
 MEGABYTE = 2**20
 
@@ -50,7 +50,7 @@ def big() -> tuple[gf.Tensor, gf.Tensor]:
     return parts[0], gf.sum(gf.assign(parts[1], parts[1] + gf.max(count)))
 
 
-def landed(s: gf.Session) -> None:
+def wait_for_checkpoint(s: gf.Session) -> None:
     assert s._recovery is not None
     s._recovery.wait()
 
@@ -63,13 +63,13 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_training_going(small_d
     with local(checkpoint=root, every=5, keep=1) as s:
         for _ in range(5):
             s.run(step)
-        landed(s)
+        wait_for_checkpoint(s)
         assert s.checkpoint_error is None
         filler.write_bytes(bytes(3 * MEGABYTE))  # room for half of the next one
-        with timed(36, "five steps, and told"):
+        with record_duration(36, "five steps, and told"):
             for _ in range(5):
                 s.run(step)
-            landed(s)
+            wait_for_checkpoint(s)
         assert "No space left" in str(s.checkpoint_error)
         with pytest.raises(CheckpointError, match="No space left"):
             s.save()
@@ -77,14 +77,14 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_training_going(small_d
             while True:
                 rest.write(bytes(4096))  # not even the epoch can be noted any more
         os.kill(pids(s)[1], signal.SIGKILL)  # the checkpoint before is as good as it was
-        with timed(36, "a worker killed, no byte left: the next step"):
+        with record_duration(36, "a worker killed, no byte left: the next step"):
             s.run(step)
         assert s.get(part)[0] == 11
         filler.unlink()
         (small_disk / "rest").unlink()
         for _ in range(4):
             s.run(step)
-        landed(s)
+        wait_for_checkpoint(s)
         assert s.checkpoint_error is None and s.step == 15
         names = sorted(p.name for p in root.iterdir())
         assert names == ["session.json", "step-00000015"]
@@ -98,16 +98,16 @@ def test_a_session_whose_last_checkpoint_finds_a_full_disk_says_so_when_it_close
     root, rest = small_disk / "c", small_disk / "rest"
     with local(checkpoint=root, every=1) as s:
         s.run(step)
-        landed(s)
+        wait_for_checkpoint(s)
         with suppress(OSError), rest.open("wb", buffering=0) as filled:
             while True:
                 filled.write(bytes(4096))
         s.run(step)
-        landed(s)  # that failed, in the background
+        wait_for_checkpoint(s)  # that failed, in the background
         workers = pids(s)
         with pytest.raises(CheckpointError, match=r"No space left.*"):
             s.close()
-        assert gone(workers, 5.0)
+        assert have_ended(workers, 5.0)
         s.close()
     assert sorted(p.name for p in root.iterdir()) == ["session.json", "step-00000001"]
     rest.unlink()
@@ -128,7 +128,7 @@ def test_a_worker_that_does_not_see_the_directory_sends_its_variables(
     with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=3) as s:
         for _ in range(3):
             s.run(step)
-        landed(s)
+        wait_for_checkpoint(s)
         assert s.checkpoint_error is None
     manifest = read_manifest(tmp_path / "c" / "step-00000003")
     files = {shard.file: list(shard.variables) for shard in manifest.shards}
@@ -165,7 +165,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(
             s.run(step)
             steps += 1
         assert time.monotonic() - started > 1.0 and steps > 10
-        landed(s)
+        wait_for_checkpoint(s)
         folder = tmp_path / "c" / "step-00000004"
         assert read_manifest(folder).step == 4
     from graphflow.runtime.checkpoint import load

@@ -35,9 +35,11 @@ def main(cluster: str, steps: int, **options: Any) -> None:
     if options.pop("quiet", True):
         logging.disable(logging.CRITICAL)
     where = _cluster(cluster)
-    model = _pinned(example, towers, width, len(where.workers)) if pinned else example.Towers(
-        towers, width
-    )  # fmt: skip
+    model = (
+        _build_pinned_towers(example, towers, width, len(where.workers))
+        if pinned
+        else example.Towers(towers, width)
+    )
     feeds = _feeds(example, model, steps)
     with gf.Session(where, **options) as session:
         say("ready", json.dumps(getattr(session._life.hosts, "pids", [])))
@@ -61,7 +63,7 @@ def main(cluster: str, steps: int, **options: Any) -> None:
     say("done", digest, json.dumps(sorted(homes)))
 
 
-def _pinned(example: Any, towers: int, width: int, workers: int) -> Any:
+def _build_pinned_towers(example: Any, towers: int, width: int, workers: int) -> Any:
     """Tower i on worker i: whatever is measured, tensors cross."""
 
     class Spread(example.Towers):  # type: ignore[misc,name-defined]

@@ -18,7 +18,7 @@ import graphflow as gf
 from graphflow.errors import LinearModelError, WorkerLost
 from graphflow.linear.cocoa.cluster_fit import ClusterFit
 from graphflow.linear.fit_history import FitMonitor
-from tests.faults.running import gone
+from tests.faults.running import have_ended
 from tests.linear.cocoa.test_cluster_fit import HERE, fit, table, write_file
 
 SVC, LASSO = gf.linear.LinearSVC(C=0.1), gf.linear.Lasso(alpha=0.05)
@@ -33,11 +33,11 @@ class Watch:
         self.monkeypatch = monkeypatch
         begin = ClusterFit.__init__
 
-        def noting(own: ClusterFit, cluster: Any) -> None:
+        def record_fit(own: ClusterFit, cluster: Any) -> None:
             begin(own, cluster)
             self.fits.append(own)
 
-        monkeypatch.setattr(ClusterFit, "__init__", noting)
+        monkeypatch.setattr(ClusterFit, "__init__", record_fit)
 
     def workers(self) -> list[int]:
         """Return the ids of the workers of the last fit, and note them."""
@@ -49,7 +49,7 @@ class Watch:
         """Act after some certificates, numbered from 1."""
         take, count = FitMonitor.take, 0
 
-        def noting(own: FitMonitor, *found: Any) -> bool:
+        def take_and_act(own: FitMonitor, *found: Any) -> bool:
             nonlocal count
             count += 1
             is_good = take(own, *found)
@@ -57,17 +57,17 @@ class Watch:
                 act()
             return is_good
 
-        self.monkeypatch.setattr(FitMonitor, "take", noting)
+        self.monkeypatch.setattr(FitMonitor, "take", take_and_act)
 
     def kill(self) -> None:
         """Kill a worker of the last fit, unless the fit has ended."""
         with suppress(ProcessLookupError):
             os.kill(self.workers()[1], signal.SIGKILL)
 
-    def all_gone(self) -> bool:
+    def are_all_gone(self) -> bool:
         """Return True if no process of any fit is left."""
         self.workers()
-        return len(self.pids) >= 2 and gone(self.pids, 5.0)
+        return len(self.pids) >= 2 and have_ended(self.pids, 5.0)
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def test_a_fit_goes_on_when_a_worker_is_killed(watch: Watch, estimator: Any) -> 
     watch.after({2}, watch.kill)
     model = fit(estimator, x, y, cluster=local(), local_steps=4)
     check(estimator, model, x, y)
-    assert len(watch.fits) == 1 and watch.fits[0]._restarts == 1 and watch.all_gone()
+    assert len(watch.fits) == 1 and watch.fits[0]._restarts == 1 and watch.are_all_gone()
     before, after = model.history_.certificates[1:3]
     assert after.bytes > before.bytes
     # Dual variables are kept: new workers begin with the certificate at which the old ones ended.
@@ -120,7 +120,7 @@ def test_a_worker_may_die_at_any_moment_of_a_round(watch: Watch, delay: float) -
     watch.after({1}, lambda: threading.Timer(delay, watch.kill).start())
     model = fit(SVC, x, y, cluster=local())
     check(SVC, model, x, y)
-    assert watch.all_gone()
+    assert watch.are_all_gone()
 
 
 @pytest.mark.slow
@@ -130,7 +130,7 @@ def test_workers_that_are_started_anew_read_their_rows_again(watch: Watch, file:
     model = clone(svc).set_params(cluster=local()).fit(gf.linear.open(file))
     alone = svc.fit(gf.linear.open(file))
     assert np.allclose(model.coef_, alone.coef_, atol=2e-3 * abs(alone.coef_).max())
-    assert watch.fits[0]._restarts == 1 and watch.all_gone()
+    assert watch.fits[0]._restarts == 1 and watch.are_all_gone()
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_the_fourth_loss_ends_a_fit(watch: Watch) -> None:
     with pytest.raises(WorkerLost) as failure:
         fit(SVC, x, y, cluster=local())
     assert "anew 3 times" in failure.value.__notes__[-1]
-    assert watch.all_gone()
+    assert watch.are_all_gone()
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_a_session_with_checkpoints_goes_on_by_itself(watch: Watch, tmp_path: Pa
     with gf.Session(local(), trial=False, checkpoint=tmp_path) as s:
         model = fit(SVC, x, y, cluster=s)
         check(SVC, model, x, y)
-    assert watch.all_gone()
+    assert watch.are_all_gone()
 
 
 @pytest.mark.slow
@@ -160,7 +160,7 @@ def test_a_session_without_checkpoints_ends_a_fit_and_says_what_to_do(watch: Wat
     with pytest.raises(WorkerLost) as failure, gf.Session(local(), trial=False) as s:
         fit(SVC, x, y, cluster=s)
     assert any("gf.Cluster" in note for note in failure.value.__notes__)
-    assert watch.all_gone()
+    assert watch.are_all_gone()
 
 
 def interrupt(watch: Watch, cluster: gf.Cluster, delay: float | None) -> None:
@@ -187,7 +187,7 @@ def test_ctrl_c_leaves_the_last_certified_model(watch: Watch) -> None:
 @pytest.mark.parametrize("delay", [0.0, 0.01])
 def test_ctrl_c_ends_worker_processes(watch: Watch, delay: float) -> None:
     interrupt(watch, local(), delay)
-    assert watch.all_gone()
+    assert watch.are_all_gone()
 
 
 @pytest.mark.parametrize(

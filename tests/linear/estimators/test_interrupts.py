@@ -23,7 +23,7 @@ def strike() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def striking(own: Callable[..., Any], number: int) -> Callable[..., Any]:
+def interrupt_at_call(own: Callable[..., Any], number: int) -> Callable[..., Any]:
     """Return a function that presses Ctrl-C when it is called for the time of this number."""
     count = 0
 
@@ -48,7 +48,7 @@ def test_ridge_keeps_the_targets_so_far(monkeypatch: pytest.MonkeyPatch, number:
     """Each target has two certificates here: before and after its only step."""
     x, y = table(3)
     whole = gf.linear.Ridge(2.0).fit(x, y)
-    monkeypatch.setattr(FitMonitor, "accept", striking(FitMonitor.accept, number))
+    monkeypatch.setattr(FitMonitor, "accept", interrupt_at_call(FitMonitor.accept, number))
     model = gf.linear.Ridge(2.0)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, y)
@@ -69,7 +69,7 @@ def test_a_machine_keeps_the_classes_so_far(monkeypatch: pytest.MonkeyPatch, bia
     more: dict[str, Any] = {"loss": "hinge", "tol": 1e-15, "max_iter": 500, "fit_intercept": bias}
     first = gf.linear.LinearSVC(**more).fit(x, labels == 0)
     calls = len(first.history_.certificates)
-    monkeypatch.setattr(FitMonitor, "accept", striking(FitMonitor.accept, calls + 2))
+    monkeypatch.setattr(FitMonitor, "accept", interrupt_at_call(FitMonitor.accept, calls + 2))
     model = gf.linear.LinearSVC(**more)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, labels)
@@ -85,7 +85,7 @@ def test_a_softmax_keeps_its_last_model(monkeypatch: pytest.MonkeyPatch, l1_rati
     x, y = table(1)
     labels = np.digitize(y.ravel(), [-0.5, 1.0])
     module = sparse_softmax if l1_ratio else softmax
-    monkeypatch.setattr(module, "newton_step", striking(module.newton_step, 4))
+    monkeypatch.setattr(module, "newton_step", interrupt_at_call(module.newton_step, 4))
     model = gf.linear.LogisticRegression(l1_ratio=l1_ratio, C=10.0, tol=1e-14, max_iter=10**6)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, labels)
@@ -101,7 +101,7 @@ def test_a_kernel_machine_keeps_the_pairs_so_far(monkeypatch: pytest.MonkeyPatch
     labels = np.digitize(y.ravel(), [-0.5, 1.0])
     whole = gf.linear.SVC().fit(x, labels)
     certify, calls = kernel_machine._certify, len(whole.history_.certificates)
-    monkeypatch.setattr(kernel_machine, "_certify", striking(certify, 2 * calls))
+    monkeypatch.setattr(kernel_machine, "_certify", interrupt_at_call(certify, 2 * calls))
     model = gf.linear.SVC()
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, labels)

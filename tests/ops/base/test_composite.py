@@ -29,7 +29,7 @@ def run(f: Any, *arrays: Any) -> Any:
     return result
 
 
-def of(value: float, *shape: int) -> Any:
+def fill_half(value: float, *shape: int) -> Any:
     return np.full(shape, value, "float16")
 
 
@@ -52,15 +52,17 @@ def test_operators_and_methods_call_the_composite() -> None:
 
 def test_numbers_that_float16_cannot_hold_on_the_way() -> None:
     nn = gf.nn
-    assert run(nn.cosine_similarity, of(0, 1, 4), of(1, 1, 4)) == 0
-    assert run(nn.cosine_similarity, of(1000, 1, 4), of(1000, 1, 4)) == 1
-    assert run(nn.cosine_similarity, of(30, 1, 512), of(30, 1, 512)) == 1
-    far = run(lambda a, b: nn.triplet_margin_loss(a, b, a), of(300, 1, 4), of(0, 1, 4))
+    assert run(nn.cosine_similarity, fill_half(0, 1, 4), fill_half(1, 1, 4)) == 0
+    assert run(nn.cosine_similarity, fill_half(1000, 1, 4), fill_half(1000, 1, 4)) == 1
+    assert run(nn.cosine_similarity, fill_half(30, 1, 512), fill_half(30, 1, 512)) == 1
+    far = run(
+        lambda a, b: nn.triplet_margin_loss(a, b, a), fill_half(300, 1, 4), fill_half(0, 1, 4)
+    )
     assert far == np.float16(601)
     wanted = np.float16(300 / (1 + 1e-4 / 3 * 2 * 9e4) ** 0.75)
-    assert run(lambda x: nn.local_response_norm(x, 3), of(300, 1, 4, 1))[0, 0] == wanted
-    assert run(nn.global_lp_pool, of(300, 1, 1, 4)).item() == 600
-    assert run(lambda x: gf.linalg.matrix_power(x, 3) * 0 + 1, of(50, 2, 2)).all()
+    assert run(lambda x: nn.local_response_norm(x, 3), fill_half(300, 1, 4, 1))[0, 0] == wanted
+    assert run(nn.global_lp_pool, fill_half(300, 1, 1, 4)).item() == 600
+    assert run(lambda x: gf.linalg.matrix_power(x, 3) * 0 + 1, fill_half(50, 2, 2)).all()
 
 
 @pytest.mark.parametrize(

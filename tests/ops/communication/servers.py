@@ -16,7 +16,7 @@ Disturb = Callable[[int, Any, Tensor], Tensor]
 """(party, turn, tensor) -> the tensor; party 0 is the server."""
 
 
-def undisturbed(party: int, turn: Any, x: Tensor) -> Tensor:
+def pass_through(party: int, turn: Any, x: Tensor) -> Tensor:
     return x
 
 
@@ -25,7 +25,7 @@ def server_and_workers(
     turns: Sequence[int],
     order: Any = None,
     pins: Sequence[str] | None = None,
-    disturb: Disturb = undisturbed,
+    disturb: Disturb = pass_through,
     rules: TurnRules | None = None,
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """A server with one worker for each number of turns; none waits for another worker.

@@ -72,7 +72,7 @@ def test_any_order_can_be_given(data: st.DataObject, turns: list[int]) -> None:
     np.testing.assert_array_equal(result, by_hand(START, order, len(turns)))
 
 
-def bounded(turns: int, workers: int, bound: int) -> tuple[Any, ...]:
+def build_bounded_server(turns: int, workers: int, bound: int) -> tuple[Any, ...]:
     """A server that answers a worker only if no other one is further behind than a bound."""
     loops = ConcurrentLoops()
     push = [loops.channel((), "int32") for _ in range(workers)]
@@ -111,7 +111,7 @@ def bounded(turns: int, workers: int, bound: int) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("bound", [0, 1, 3])
 def test_a_gate_holds_in_every_order(bound: int) -> None:
-    (order, _), *leads = bounded(turns=4, workers=3, bound=bound)
+    (order, _), *leads = build_bounded_server(turns=4, workers=3, bound=bound)
     widest = 0
     for seed in range(60):
         with random_order(seed):

@@ -213,7 +213,7 @@ def test_the_gradient_of_one_replicas_result_reaches_all() -> None:
 # Cost -----------------------------------------------------------------------------------------
 
 
-def moved(results: list[Tensor], rank: int = 0) -> float:
+def sum_received_bytes(results: list[Tensor], rank: int = 0) -> float:
     node = results[rank].node
     specs = [t.spec for t in node.inputs]
     return sum(received_bytes(node, j, specs) for j in range(len(specs)) if j != rank)
@@ -223,11 +223,11 @@ def moved(results: list[Tensor], rank: int = 0) -> float:
 def test_an_exchange_moves_the_bytes_of_the_textbook(count: int) -> None:
     xs = [gf.placeholder("float32", (24, 10)) for _ in range(count)]
     whole = 24 * 10 * 4
-    assert moved(P.all_reduce(xs)) == pytest.approx(2 * (count - 1) / count * whole)
-    assert moved(P.reduce_scatter(xs)) == pytest.approx((count - 1) / count * whole)
-    assert moved(P.all_to_all(xs)) == pytest.approx((count - 1) / count * whole)
-    assert moved(P.all_gather(xs)) == (count - 1) * whole
-    assert moved(P.broadcast(xs[0], 2), rank=1) == whole
+    assert sum_received_bytes(P.all_reduce(xs)) == pytest.approx(2 * (count - 1) / count * whole)
+    assert sum_received_bytes(P.reduce_scatter(xs)) == pytest.approx((count - 1) / count * whole)
+    assert sum_received_bytes(P.all_to_all(xs)) == pytest.approx((count - 1) / count * whole)
+    assert sum_received_bytes(P.all_gather(xs)) == (count - 1) * whole
+    assert sum_received_bytes(P.broadcast(xs[0], 2), rank=1) == whole
 
 
 def test_plans_count_and_name_what_is_exchanged() -> None:

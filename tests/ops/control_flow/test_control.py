@@ -56,7 +56,7 @@ def backwards(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
     return gf.sum(gf.stack(parts[::-1]) ** 2) + gf.sum(state[0])
 
 
-def growing(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
+def build_growing_loop(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
     def step(v: gf.Tensor) -> gf.Tensor:
         return v * 1.5 + gf.sum(w) * 0.01 + gf.sin(v)
 
@@ -70,7 +70,7 @@ def growing(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
     return gf.sum(v**2)
 
 
-def branching(sign: float) -> Callable[[gf.Tensor, gf.Tensor, bool], gf.Tensor]:
+def build_branches(sign: float) -> Callable[[gf.Tensor, gf.Tensor, bool], gf.Tensor]:
     def build(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
         def yes(a: gf.Tensor) -> gf.Tensor:
             return gf.sum(gf.sin(a) @ w)
@@ -85,7 +85,7 @@ def branching(sign: float) -> Callable[[gf.Tensor, gf.Tensor, bool], gf.Tensor]:
     return build
 
 
-def nested(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
+def build_nested_body(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
     def choose(c: gf.Tensor, row: gf.Tensor) -> gf.Tensor:
         def yes(c: gf.Tensor) -> gf.Tensor:
             return c * gf.sin(row)
@@ -120,7 +120,7 @@ def nested(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
     return gf.sum(c**2) + total
 
 
-def called(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
+def build_calls(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
     def layer(a: gf.Tensor) -> gf.Tensor:
         return gf.tanh(a @ w) * gf.exp(-a)
 
@@ -132,11 +132,11 @@ def called(x: gf.Tensor, w: gf.Tensor, loop: bool) -> gf.Tensor:
 CASES: dict[str, Callable[[gf.Tensor, gf.Tensor, bool], gf.Tensor]] = {
     "scan": recurrence,
     "reverse": backwards,
-    "while": growing,
-    "cond_true": branching(1.0),
-    "cond_false": branching(-1.0),
-    "nested": nested,
-    "call": called,
+    "while": build_growing_loop,
+    "cond_true": build_branches(1.0),
+    "cond_false": build_branches(-1.0),
+    "nested": build_nested_body,
+    "call": build_calls,
 }
 
 

@@ -25,11 +25,11 @@ def test_a_product_with_its_transpose(shape: tuple[int, int], dtype: str, column
     product = x.T @ x if columns else x @ x.T
     assert [node.op.name for node in optimize(gf.Graph([product])).nodes][-1] == "gram"
 
-    def computed(threads: int = 1) -> list[np.ndarray]:
+    def compute_product(threads: int = 1) -> list[np.ndarray]:
         with gf.Session(gf.Cluster.here(threads=threads), trial=False) as s:
             return [s.run(product, {x: given})]
 
-    (found,) = computed()
+    (found,) = compute_product()
     wide = given.astype("float64")
     want = wide.T @ wide if columns else wide @ wide.T
     scale = np.abs(want).max()
@@ -38,7 +38,7 @@ def test_a_product_with_its_transpose(shape: tuple[int, int], dtype: str, column
     k, n = shape if columns else shape[::-1]
     if uses_syrk(n, k, dtype):
         np.testing.assert_array_equal(found, found.T)
-    np.testing.assert_array_equal(computed(2)[0], found)
+    np.testing.assert_array_equal(compute_product(2)[0], found)
 
 
 def test_what_is_no_product_with_its_transpose_stays_one() -> None:

@@ -51,12 +51,12 @@ def test_interpolation_is_numpys_and_has_gradients(ends: dict[str, float]) -> No
     slopes = evaluate(gf.gradients(total, [at, values]), {at: x, values: fp})
     for slope, fed in zip(slopes, (x, fp), strict=True):
         step = 1e-6 * RNG.standard_normal(fed.shape)
-        ups = [np.interp(*_moved(x, xp, fp, fed, sign * step), **ends) ** 2 for sign in (1, -1)]
+        ups = [np.interp(*_shift(x, xp, fp, fed, sign * step), **ends) ** 2 for sign in (1, -1)]
         wanted = (ups[0].sum() - ups[1].sum()) / 2
         assert np.isclose((slope * step).sum(), wanted, rtol=1e-3, atol=1e-9)
 
 
-def _moved(x: Any, xp: Any, fp: Any, fed: Any, step: Any) -> tuple[Any, Any, Any]:
+def _shift(x: Any, xp: Any, fp: Any, fed: Any, step: Any) -> tuple[Any, Any, Any]:
     return (x + step, xp, fp) if fed is x else (x, xp, fp + step)
 
 

@@ -35,11 +35,11 @@ def test_the_gradient_is_exact_at_zeros(zeros: tuple[int, ...]) -> None:
     weights = np.arange(1.0, 6)
     (slope,) = evaluate(gf.gradients(gf.sum(gf.cumprod(v) * weights), [v]), {v: x})
 
-    def of(i: int) -> float:  # of one factor each product is a linear function
+    def compute_slope(i: int) -> float:  # of one factor each product is a linear function
         one, none = (np.cumprod(np.where(np.arange(5) == i, e, x)) for e in (1.0, 0.0))
         return float(((one - none) * weights).sum())
 
-    np.testing.assert_allclose(slope, [of(i) for i in range(5)], rtol=1e-12)
+    np.testing.assert_allclose(slope, [compute_slope(i) for i in range(5)], rtol=1e-12)
     compare_gradients(gf.cumprod, [x], RNG)
 
 

@@ -48,7 +48,7 @@ def test_a_hamming_window_takes_other_weights() -> None:
 # Frames -----------------------------------------------------------------------------------------
 
 
-def framed(x: Any, length: int, step: int) -> Any:
+def cut_frames(x: Any, length: int, step: int) -> Any:
     starts = range(0, x.shape[-1] - length + 1, step)
     return np.stack([x[..., i : i + length] for i in starts], axis=-2)
 
@@ -60,7 +60,7 @@ def test_frames_are_slices_and_overlap_add_puts_them_back(
     length = min(n, length)
     x = np.arange(1.0, n + 1) * (np.ones((2, 1)) if batched else 1.0)
     frames = gf.signal.frame(x, length, step)
-    want = framed(x, length, step)
+    want = cut_frames(x, length, step)
     assert frames.shape == want.shape
     np.testing.assert_array_equal(value_of(frames), want)
     total = np.zeros((*x.shape[:-1], (want.shape[-2] - 1) * step + length))
@@ -76,7 +76,7 @@ def test_frames_of_a_signal_of_unknown_length_and_their_gradient() -> None:
     for n in (4, 9):
         a = draw_matrices(0, (2, n), "float64")
         value, counts = evaluate([frames, slope], {x: a})
-        np.testing.assert_array_equal(value, framed(a, 4, 2))
+        np.testing.assert_array_equal(value, cut_frames(a, 4, 2))
         want = np.zeros((2, n))
         for i in range(0, n - 3, 2):
             want[:, i : i + 4] += 1
@@ -103,7 +103,7 @@ def test_stft_is_the_fft_of_windowed_frames(
         x, length, step, window=window, fft_length=length + longer, onesided=onesided
     )
     transform = np.fft.rfft if onesided else np.fft.fft
-    want = transform(framed(x, length, step) * window, length + longer)
+    want = transform(cut_frames(x, length, step) * window, length + longer)
     assert spectra.shape == want.shape
     np.testing.assert_allclose(value_of(spectra), want, atol=1e-9)
 
@@ -112,7 +112,7 @@ def test_stft_of_a_complex_signal_has_all_bins() -> None:
     x = draw_matrices(0, (3, 10), "complex64")
     spectra = value_of(gf.signal.stft(x, 4, 3, onesided=False))
     assert spectra.dtype == "complex64"
-    np.testing.assert_allclose(spectra, np.fft.fft(framed(x, 4, 3)), atol=1e-5)
+    np.testing.assert_allclose(spectra, np.fft.fft(cut_frames(x, 4, 3)), atol=1e-5)
 
 
 @given(st.integers(1, 4), st.booleans(), st.integers(0, 3), seeds)

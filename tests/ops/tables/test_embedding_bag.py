@@ -141,7 +141,7 @@ Data, Shard = gf.parallel.Data, gf.parallel.Shard
 ], ids=["replicas", "rows", "columns"])  # fmt: skip
 @pytest.mark.parametrize("mode", MODES)
 def test_a_table_in_pieces_trains_as_on_one_device(mode: str, strategy: Any) -> None:
-    def trained(strategy: Any, offsets: bool) -> Array:
+    def run_training(strategy: Any, offsets: bool) -> Array:
         random = np.random.default_rng(0)
         bag = gf.nn.EmbeddingBag(20, 4, mode, padding_id=1, dtype="float64", name="bag")
         value = random.normal(size=(20, 4))
@@ -160,7 +160,7 @@ def test_a_table_in_pieces_trains_as_on_one_device(mode: str, strategy: Any) -> 
 
     for offsets in (True, False):
         np.testing.assert_allclose(
-            trained(strategy, offsets), trained(None, offsets), rtol=1e-12, atol=1e-12
+            run_training(strategy, offsets), run_training(None, offsets), rtol=1e-12, atol=1e-12
         )
 
 

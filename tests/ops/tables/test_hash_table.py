@@ -325,7 +325,7 @@ def test_a_table_with_room_trains_as_an_embedding_of_its_ids(optimizer: Any) -> 
     {"scaling": gf.optim.LossScaling(4.0)},
 ], ids=["clipped", "scaled"])  # fmt: skip
 def test_gradients_may_be_changed_on_their_way(options: Any) -> None:
-    def trained(given: Any, by: float) -> Array:
+    def run_training(given: Any, by: float) -> Array:
         table, ids = _table(), gf.placeholder("int64", (None,))
         with gf.nn.training() as updates:
             loss = gf.sum(gf.square(table(ids))) * by
@@ -336,9 +336,9 @@ def test_gradients_may_be_changed_on_their_way(options: Any) -> None:
             return s.get(table.weight)[:4]
 
     if "scaling" in options:
-        np.testing.assert_allclose(trained(options, 1.0), trained({}, 1.0), rtol=1e-12)
+        np.testing.assert_allclose(run_training(options, 1.0), run_training({}, 1.0), rtol=1e-12)
     else:
-        near, far = trained(options, 1.0), trained(options, 100.0)
+        near, far = run_training(options, 1.0), run_training(options, 100.0)
         np.testing.assert_allclose(near, far, rtol=1e-12)  # both have the norm 0.5
 
 
@@ -387,7 +387,7 @@ def test_a_step_on_a_large_table_takes_memory_for_the_ids_that_occur() -> None:
     Shard({"m": 2}, {"table/weight": (None, "m")}),
 ], ids=["replicas", "shares", "1 shard", "2 shards", "3 shards", "columns"])  # fmt: skip
 def test_placement_and_the_order_of_ids_change_nothing(strategy: Any) -> None:
-    def trained(strategy: Any, backwards: bool) -> tuple[Array, Array]:
+    def run_training(strategy: Any, backwards: bool) -> tuple[Array, Array]:
         training = Training(gf.optim.Adam(0.1), strategy, capacity=5)
         random, values = np.random.default_rng(0), []
         with gf.Session() as s:
@@ -397,14 +397,18 @@ def test_placement_and_the_order_of_ids_change_nothing(strategy: Any) -> None:
                 values.append(training.run(s, ids[turn], slopes[turn])[turn])
             return np.array(values), s.get(training.table.index)
 
-    want = trained(None, False)
-    for have in (trained(strategy, False), trained(None, True), trained(strategy, True)):
+    want = run_training(None, False)
+    for have in (
+        run_training(strategy, False),
+        run_training(None, True),
+        run_training(strategy, True),
+    ):
         np.testing.assert_allclose(have[0], want[0], rtol=1e-12, atol=1e-12)
         np.testing.assert_array_equal(have[1], want[1])
 
 
 def test_a_table_is_a_stage_of_a_pipeline() -> None:
-    def trained(strategy: Any) -> Array:
+    def run_training(strategy: Any) -> Array:
         with gf.random.seed(0):
             table, head = _table(8), gf.nn.Linear(DIM, 4, dtype="float64", name="head")
         ids = gf.placeholder("int64", ("batch",), name="ids")
@@ -419,7 +423,7 @@ def test_a_table_is_a_stage_of_a_pipeline() -> None:
             return s.get(table.weight)
 
     split = gf.parallel.Pipeline([["table"], ["head"]], microbatches=2)
-    np.testing.assert_allclose(trained(split), trained(None), rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(run_training(split), run_training(None), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("strategy", [
@@ -434,7 +438,7 @@ def test_replicas_that_would_hold_other_ids_are_refused(strategy: Any) -> None:
 
 
 def test_filters_of_dense_gradients_leave_rows_to_their_own_exchange() -> None:
-    def trained(strategy: Any) -> Array:
+    def run_training(strategy: Any) -> Array:
         table, ids = _table(), gf.placeholder("int64", (None,))
         w = gf.variable(np.ones(100), name="w")
         with gf.nn.training() as updates:
@@ -445,8 +449,8 @@ def test_filters_of_dense_gradients_leave_rows_to_their_own_exchange() -> None:
                 s.run([step, *updates], {ids: batch})
             return s.get(table.weight)[:4]
 
-    whole = trained(Data(2, compress=gf.parallel.TopK(0.1)))
-    np.testing.assert_allclose(whole, trained(None), rtol=1e-12, atol=1e-12)
+    whole = run_training(Data(2, compress=gf.parallel.TopK(0.1)))
+    np.testing.assert_allclose(whole, run_training(None), rtol=1e-12, atol=1e-12)
 
 
 def test_two_workers_keep_the_bits_and_a_checkpoint_goes_on_without_them(tmp_path: Path) -> None:
@@ -454,7 +458,7 @@ def test_two_workers_keep_the_bits_and_a_checkpoint_goes_on_without_them(tmp_pat
     batches = [[1, 2, 3], [4, 1, 9], [5, 6], [1, 2, 7]]
     slopes = np.random.default_rng(0).normal(size=(4, 3, DIM))
 
-    def trained(strategy: Any, clusters: list[Any]) -> list[Array]:
+    def run_training(strategy: Any, clusters: list[Any]) -> list[Array]:
         values = []
         training = Training(gf.optim.Adam(0.1), strategy)
         for half, cluster in enumerate(clusters):
@@ -467,9 +471,9 @@ def test_two_workers_keep_the_bits_and_a_checkpoint_goes_on_without_them(tmp_pat
                 s.save(tmp_path / "half")
         return values
 
-    want = trained(strategy, [None])
+    want = run_training(strategy, [None])
     for clusters in ([gf.Cluster.local(2, threads=1)], [gf.Cluster.local(2, threads=1), None]):
-        have = trained(strategy, clusters)
+        have = run_training(strategy, clusters)
         assert all(np.array_equal(a, b) for a, b in zip(have, want, strict=True))
 
 
@@ -477,7 +481,7 @@ def test_two_workers_keep_the_bits_and_a_checkpoint_goes_on_without_them(tmp_pat
 def test_rows_slots_and_owners_move_from_a_checkpoint_to_other_shards(
     after: int | None, tmp_path: Path
 ) -> None:
-    def trained(halves: list[int | None]) -> list[Array]:
+    def run_training(halves: list[int | None]) -> list[Array]:
         random, values = np.random.default_rng(0), []
         for number, shards in enumerate(halves):
             rule = None if shards is None else Shard({"m": shards}, {"table/weight": ("m",)})
@@ -491,7 +495,7 @@ def test_rows_slots_and_owners_move_from_a_checkpoint_to_other_shards(
                 s.save(tmp_path / "kept")
         return values
 
-    have, want = trained([2, after]), trained([None, None])
+    have, want = run_training([2, after]), run_training([None, None])
     np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
 
 

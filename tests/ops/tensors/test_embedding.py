@@ -23,7 +23,7 @@ RNG = np.random.default_rng(0)
 TABLE = RNG.standard_normal((7, 3)).astype("float32")
 
 
-def _trained(
+def _train_table(
     optimizer: Any, ids: Any, *, dense: bool, lookups: int = 1, dtype: str = "float32"
 ) -> np.ndarray[Any, Any]:
     """A table after three steps; `dense`: its gradient is hidden from the optimiser."""
@@ -34,10 +34,10 @@ def _trained(
         start=gf.constant(np.zeros((), dtype)),
     )
 
-    def hidden(grads: list[gf.Tensor]) -> list[gf.Tensor]:
+    def hide_gradients(grads: list[gf.Tensor]) -> list[gf.Tensor]:
         return [gf.positive(g) for g in grads]
 
-    step = optimizer.minimize(out, transform=hidden if dense else None)
+    step = optimizer.minimize(out, transform=hide_gradients if dense else None)
     with gf.Session() as session:
         for shift in range(3):
             session.run(step, {i: (np.array(ids, int) + shift) % 7})
@@ -82,14 +82,14 @@ def test_a_padded_id_counted_from_the_end_has_no_gradient(dtype: str, rows: int 
 def test_a_step_on_the_rows_gives_the_bits_of_a_step_on_the_table(
     ids: list[int], optimizer: Any, lookups: int
 ) -> None:
-    sparse = _trained(optimizer, ids, dense=False, lookups=lookups)
-    dense = _trained(optimizer, ids, dense=True, lookups=lookups)
+    sparse = _train_table(optimizer, ids, dense=False, lookups=lookups)
+    dense = _train_table(optimizer, ids, dense=True, lookups=lookups)
     assert sparse.tobytes() == dense.tobytes()
 
 
 def test_float16_rows_have_the_bits_of_a_float16_table() -> None:
     values = [
-        _trained(gf.optim.SGD(0.1), [1, 1, 4], dense=dense, dtype="float16")
+        _train_table(gf.optim.SGD(0.1), [1, 1, 4], dense=dense, dtype="float16")
         for dense in (True, False)
     ]
     assert values[0].tobytes() == values[1].tobytes()
@@ -100,14 +100,14 @@ OTHERS = [gf.optim.Adam, gf.optim.AdamW, gf.optim.RMSProp]
 
 @pytest.mark.parametrize("kind", OTHERS, ids=lambda k: k.__name__)
 def test_a_lazy_step_leaves_other_rows_and_equals_a_first_dense_step_on_its_own(kind: Any) -> None:
-    def once(optimizer: Any) -> np.ndarray[Any, Any]:
+    def run_one_step(optimizer: Any) -> np.ndarray[Any, Any]:
         table = gf.variable(TABLE, name="table")
         loss = gf.sum(gf.square(gf.nn.embedding([2, 5, 2], table)))
         with gf.Session() as session:
             session.run(optimizer.minimize(loss))
             return session.get(table)
 
-    lazy, dense = once(kind(0.1, sparse=True)), once(kind(0.1))
+    lazy, dense = run_one_step(kind(0.1, sparse=True)), run_one_step(kind(0.1))
     own = [2, 5]
     assert lazy[own].tobytes() == dense[own].tobytes()
     rest = [0, 1, 3, 4, 6]

@@ -31,7 +31,9 @@ def value(build: Any, *arrays: Array) -> Array:
     return np.asarray(evaluate([build(*xs)], dict(zip(xs, arrays, strict=True)))[0])
 
 
-def looped(x: Array, w: Array, stride: Any, padding: Any, dilation: Any, groups: int) -> Array:
+def convolve_by_loops(
+    x: Array, w: Array, stride: Any, padding: Any, dilation: Any, groups: int
+) -> Array:
     """Σ w·x, one product after the other."""
     x = np.pad(x, ((0, 0), (0, 0), *padding))
     kernel = w.shape[2:]
@@ -86,7 +88,7 @@ def convolutions(draw: Any) -> tuple[Array, Array, dict[str, Any]]:
 def test_values_are_those_of_plain_loops(case: tuple[Array, Array, dict[str, Any]]) -> None:
     x, w, attrs = case
     bias = np.arange(len(w)) * 0.5
-    wanted = looped(x, w, **attrs) + bias.reshape(-1, *(1,) * (x.ndim - 2))
+    wanted = convolve_by_loops(x, w, **attrs) + bias.reshape(-1, *(1,) * (x.ndim - 2))
     have = value(lambda x, w, b: nn.conv(x, w, b, **attrs), x, w, bias)
     np.testing.assert_allclose(have, wanted, rtol=1e-12, atol=1e-12)
     last = value(
@@ -134,7 +136,7 @@ def test_bits_do_not_depend_on_threads(
         "dilation": (1, 1),
         "groups": groups,
     }
-    wide = looped(x, w, **attrs)
+    wide = convolve_by_loops(x, w, **attrs)
     g = rng.normal(size=wide.shape).astype("float32")
 
     def results() -> list[Array]:

@@ -422,7 +422,9 @@ def two_variables() -> None:
     gf.optim.SGD(1.0).minimize(gf.sum(gf.square(x @ w + b)), strategy=BlockProximal(2))
 
 
-def trained(loss_of: Callable[..., gf.Tensor], optimizer: Any = None, strategy: Any = None) -> None:
+def run_step(
+    loss_of: Callable[..., gf.Tensor], optimizer: Any = None, strategy: Any = None
+) -> None:
     """Run a step of a loss of features and weights."""
     x = gf.placeholder("float64", ("n", 4), name="x")
     w = gf.variable(np.ones(4), name="w")
@@ -443,7 +445,7 @@ def two_steps() -> None:
         s.run(steps)
 
 
-def centred(predictions: gf.Tensor) -> gf.Tensor:
+def sum_centred_squares(predictions: gf.Tensor) -> gf.Tensor:
     return gf.sum(gf.square(predictions - gf.mean(predictions)))
 
 
@@ -476,34 +478,35 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "micro-batches": (lambda: BlockProximal(4) * Data(2, accumulate=2), "accumulate=2 splits"),
     "more blocks than columns": (
-        lambda: trained(squares, strategy=BlockProximal(5)),
+        lambda: run_step(squares, strategy=BlockProximal(5)),
         r"blocks=5, but 'w' \(made at .*test_block_proximal.py:\d+\) has only 4 columns",
     ),
     "two variables": (two_variables, "this step trains 2: 'w', 'b'; .*centre the features"),
     "a momentum": (
-        lambda: trained(squares, gf.optim.SGD(1.0, momentum=0.9)), "takes the steps of plain desc"
+        lambda: run_step(squares, gf.optim.SGD(1.0, momentum=0.9)), "takes the steps of plain desc"
     ),
     "another optimiser": (
-        lambda: trained(squares, gf.optim.Adam(1.0)), "takes the steps of plain descent"
+        lambda: run_step(squares, gf.optim.Adam(1.0)), "takes the steps of plain descent"
     ),
     "a penalty in the loss": (
-        lambda: trained(lambda x, w: squares(x, w) + gf.sum(gf.square(w))),
+        lambda: run_step(lambda x, w: squares(x, w) + gf.sum(gf.square(w))),
         r"must read 'w' .* by one product .*; a penalty goes into penalty=",
     ),
     "predictions that meet": (
-        lambda: trained(lambda x, w: gf.sum(gf.square(x @ w - gf.mean(x @ w)))),
+        lambda: run_step(lambda x, w: gf.sum(gf.square(x @ w - gf.mean(x @ w)))),
         "by one product",
     ),
     "slopes of others": (
-        lambda: trained(lambda x, w: centred(x @ w)), "may depend on other predictions, by '"
+        lambda: run_step(lambda x, w: sum_centred_squares(x @ w)),
+        "may depend on other predictions, by '",
     ),
     "two steps": (two_steps, r"'train/step' \(made at .* and .* at once; run one after the other"),
     "a compressed exchange": (
         lambda: BlockProximal(2) * Data(2, compress=gf.parallel.TopK(0.1)), "compress=TopK"
     ),
-    "no product": (lambda: trained(lambda x, w: gf.sum(gf.square(x * w))), "by one product"),
+    "no product": (lambda: run_step(lambda x, w: gf.sum(gf.square(x * w))), "by one product"),
     "cut columns": (
-        lambda: trained(
+        lambda: run_step(
             squares,
             strategy=BlockProximal(2) * Shard({"model": 2}, {"w": ("model",)}),
         ),

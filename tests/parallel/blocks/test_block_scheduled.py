@@ -16,7 +16,7 @@ from tests.parallel.blocks.problems import Array, LassoProblem, Model
 BlockScheduled, L1 = gf.parallel.BlockScheduled, gf.linear.L1
 
 
-def correlated(seed: int, columns: int = 500) -> LassoProblem:
+def build_correlated_lasso(seed: int, columns: int = 500) -> LassoProblem:
     """A lasso whose columns are alike in groups of 10, all of length 1."""
     problem = LassoProblem(300, columns, alike=10, share=0.8, strength=0.05, seed=seed)
     problem.features /= np.linalg.norm(problem.features, axis=0)
@@ -43,7 +43,7 @@ def test_a_schedule_beats_random_choice_on_correlated_columns() -> None:
     """50 rounds of up to 32 columns, on instances that are drawn anew."""
     ratios = []
     for seed in range(3):
-        problem = correlated(seed)
+        problem = build_correlated_lasso(seed)
         gf.random.seed(seed)
         model = Model(problem, BlockScheduled(32, penalty=L1(problem.strength), window=10))
         found = problem.objective(model.run(5))
@@ -54,7 +54,7 @@ def test_a_schedule_beats_random_choice_on_correlated_columns() -> None:
 
 def test_columns_that_are_alike_diverge_if_all_move_at_once() -> None:
     """Where the check of correlations is left out, and odds follow the moves."""
-    problem = correlated(0)
+    problem = build_correlated_lasso(0)
     start = problem.objective(np.zeros(500))
     for correlation, grows in ((0.1, False), (2.0, True)):
         gf.random.seed(0)
@@ -65,7 +65,7 @@ def test_columns_that_are_alike_diverge_if_all_move_at_once() -> None:
 
 
 def test_no_two_columns_that_move_at_once_are_alike() -> None:
-    problem = correlated(2, 60)
+    problem = build_correlated_lasso(2, 60)
     cosines = abs(problem.features.T @ problem.features)
     model = Model(problem, BlockScheduled(8, 0.3, penalty=L1(problem.strength), window=1))
     before, most = np.zeros(60), 0

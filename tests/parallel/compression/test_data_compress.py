@@ -317,7 +317,9 @@ def test_the_report_tells_bytes_before_and_after_the_filter() -> None:
 def test_the_bytes_of_a_report_are_those_of_a_trace(rule: Any, how: Any) -> None:
     step = Step(Data(2, compress=rule, **how))
     cluster = gf.Cluster.local(2, threads=1)
-    assert step.report(step.loss, cluster=cluster).bytes == step.traced(cluster, step.loss)
+    assert step.report(step.loss, cluster=cluster).bytes == step.count_traced_bytes(
+        cluster, step.loss
+    )
 
 
 @pytest.mark.slow  # starts three processes

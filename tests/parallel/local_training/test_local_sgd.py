@@ -66,7 +66,7 @@ def test_the_longer_the_period_the_farther_the_end_is_from_the_optimum() -> None
     assert distances[-1] == pytest.approx(np.linalg.norm(once - best), rel=1e-6)
 
 
-def trained(strategy: Any, steps: int = 6, window: int = 1) -> list[Any]:
+def run_training(strategy: Any, steps: int = 6, window: int = 1) -> list[Any]:
     """The weights after some turns, of which `window` are one run."""
     model = mlp(strategy, optimizer=gf.optim.SGD(0.1))
     random = np.random.default_rng(1)
@@ -95,15 +95,16 @@ def traced_bytes(trace: Any) -> int:
 
 
 def test_a_period_of_one_turn_is_synchronous_training() -> None:
-    assert largest_difference(trained(LocalSGD(2, 1)), trained(Data(2))) < 1e-15
+    assert largest_difference(run_training(LocalSGD(2, 1)), run_training(Data(2))) < 1e-15
 
 
 @pytest.mark.parametrize("period", [1, 2, 3, 6])
 def test_windows_of_any_length_are_the_same_turns(period: int) -> None:
-    wanted = trained(LocalSGD(2, period))
+    wanted = run_training(LocalSGD(2, period))
     for window in (2, 3, 6):
         assert (
-            largest_difference(trained(LocalSGD(2, period, window=window), 6, window), wanted) == 0
+            largest_difference(run_training(LocalSGD(2, period, window=window), 6, window), wanted)
+            == 0
         )
 
 
@@ -158,7 +159,7 @@ def test_slots_stay_local_and_moments_are_averaged() -> None:
 
 
 def test_dropout_differs_between_replicas_as_it_does_with_data() -> None:
-    def kept(strategy: Any) -> Any:
+    def run_dropout_step(strategy: Any) -> Any:
         gf.random.seed(5)
         x = gf.placeholder("float64", ("B", 6), name="x")
         w = gf.variable(np.ones(6), name="w")
@@ -168,9 +169,9 @@ def test_dropout_differs_between_replicas_as_it_does_with_data() -> None:
         with gf.Session() as s:
             return s.run([h, train], {x: np.ones((8, 6))})[0]
 
-    local = kept(LocalSGD(2, 4))
-    assert np.array_equal(local, kept(Data(2)))
-    turns = kept(LocalSGD(2, 4, window=2))
+    local = run_dropout_step(LocalSGD(2, 4))
+    assert np.array_equal(local, run_dropout_step(Data(2)))
+    turns = run_dropout_step(LocalSGD(2, 4, window=2))
     assert not np.array_equal(turns[:4], turns[4:])  # each turn draws anew
 
 
@@ -276,7 +277,7 @@ def test_a_table_over_the_devices_of_a_replica_is_exchanged_by_shards() -> None:
 
 
 def test_one_replica_is_a_device() -> None:
-    assert largest_difference(trained(LocalSGD(1, 2)), trained(None)) < 1e-15
+    assert largest_difference(run_training(LocalSGD(1, 2)), run_training(None)) < 1e-15
 
 
 def test_products_are_with_one_data() -> None:

@@ -104,13 +104,19 @@ def test_devices_of_a_host_share_what_travels_between_hosts() -> None:
     both = mlp(two := LocalSGD(2, 4) * Data(2))
     parameters = sum(v.spec.nbytes for v in flat.variables)
 
-    def between(strategy: Any, model: Any) -> int:
+    def count_bytes_between_hosts(strategy: Any, model: Any) -> int:
         moves = strategy.report(model.fetches, cluster).collectives
         return sum(move.bytes for move in moves if move.axis == "replica")
 
-    assert between(one, flat) == between(two, both) == 2 * parameters
+    assert (
+        count_bytes_between_hosts(one, flat)
+        == count_bytes_between_hosts(two, both)
+        == 2 * parameters
+    )
     unshared = mlp(four := LocalSGD(4, 4))
-    assert between(four, unshared) == 6 * parameters  # four replicas that do not share a host
+    assert (
+        count_bytes_between_hosts(four, unshared) == 6 * parameters
+    )  # four replicas that do not share a host
 
 
 def test_the_longer_the_period_the_fewer_bytes() -> None:
@@ -171,11 +177,11 @@ def test_the_client_reads_the_counter_of_turns_only_after_other_changes(
     read: list[int] = []
     peek = VariableStore.peek
 
-    def counted(self: VariableStore, node: Any) -> Any:
+    def record_read(self: VariableStore, node: Any) -> Any:
         read.append(int(peek(self, node)))
         return peek(self, node)
 
-    monkeypatch.setattr(VariableStore, "peek", counted)
+    monkeypatch.setattr(VariableStore, "peek", record_read)
     model = mlp(LocalSGD(2, 3))
     random = np.random.default_rng(3)
     with gf.Session(gf.Cluster.local(2)) as s:

@@ -38,22 +38,22 @@ def mesh_of(sizes: Mapping[str, int]) -> Mesh:
     return Mesh(sizes, names)
 
 
-def resized(op: Op, sample: Sample, rng: random.Random) -> Sample:
+def resize_sample(op: Op, sample: Sample, rng: random.Random) -> Sample:
     """The sample with other sizes, if the op takes such."""
     sizes = sorted({evaluate_size(n, {}) for spec in sample.inputs for n in spec.shape})
     others: dict[Any, int] = {
         n: n if n < 2 else rng.choice([n, n, n + 1, 2 * n, n + 3, 5, 7]) for n in sizes
     }
     inputs = tuple(s.with_shape(tuple(others[n] for n in s.shape)) for s in sample.inputs)
-    return taken(op, replace(sample, inputs=inputs)) or sample
+    return accept_sample(op, replace(sample, inputs=inputs)) or sample
 
 
 def exact(op: Op, sample: Sample) -> Sample:
     """The sample in float64, if the op takes that."""
-    return taken(op, to_double(sample)) or sample
+    return accept_sample(op, to_double(sample)) or sample
 
 
-def taken(op: Op, sample: Sample) -> Sample | None:
+def accept_sample(op: Op, sample: Sample) -> Sample | None:
     """The sample, if the op takes it."""
     try:
         infer_specs(op, sample, sample.inputs)
@@ -122,7 +122,7 @@ def check(op: Op, number: int, seed: int) -> None:
     rng = random.Random(f"{op.name} {number} {seed}")
     sample = op.samples[number]
     if sample.make is None and op.name not in AS_THEY_ARE and rng.random() < 0.8:
-        sample = resized(op, sample, rng)
+        sample = resize_sample(op, sample, rng)
     sample = exact(op, sample)
     arrays = draw(sample, op.name)
     xs: list[Tensor] = [gf.placeholder(a.dtype, a.shape) for a in arrays]

@@ -58,7 +58,7 @@ def moving_means(strategy: Any) -> Step:
     return x, [loss, train, *assigned], [w, teacher, centre, last, steps, ready]
 
 
-def scaled(strategy: Any) -> Step:
+def build_scaled_step(strategy: Any) -> Step:
     """A scale that rises, of another dtype than the loss: passes read what is made of it."""
     x = gf.placeholder("float64", ("B", WIDTH), name="x")
     w = gf.variable(WEIGHT, name="w")
@@ -69,7 +69,7 @@ def scaled(strategy: Any) -> Step:
     return x, [loss, train], [w, scale]
 
 
-@pytest.mark.parametrize("make", [inner_gradient, moving_means, scaled])
+@pytest.mark.parametrize("make", [inner_gradient, moving_means, build_scaled_step])
 def test_one_stage_is_one_micro_batch_after_the_other(make: Callable[[Any], Step]) -> None:
     x, fetches, variables = make(None)
     with gf.Session() as s:

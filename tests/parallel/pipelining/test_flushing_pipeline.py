@@ -47,7 +47,7 @@ def tower(skip: bool = False, tied: bool = False) -> tuple[Tensor, Tensor, Tenso
         return x, y, gf.mean(gf.square((h + first if skip else h) - y))
 
 
-def trained(
+def run_training(
     strategy: Any, cluster: gf.Cluster | None = None, optimizer: Any = None, **kind: bool
 ) -> tuple[list[float], list[Any], float]:
     """The losses of some steps, the weights after them, and the loss on other data."""
@@ -60,9 +60,9 @@ def trained(
 
 
 @cache
-def undivided(**kind: bool) -> tuple[list[float], list[Any], float]:
+def train_on_one_device(**kind: bool) -> tuple[list[float], list[Any], float]:
     """What is trained on one device: many strategies are compared with it."""
-    return trained(None, **kind)
+    return run_training(None, **kind)
 
 
 def assert_same(found: Any, wanted: Any) -> None:
@@ -88,19 +88,19 @@ SYNCHRONOUS = {
 
 @pytest.mark.parametrize("name", SYNCHRONOUS)
 def test_a_pipeline_that_flushes_trains_as_one_device_does(name: str) -> None:
-    assert_same(trained(SYNCHRONOUS[name]), undivided())
+    assert_same(run_training(SYNCHRONOUS[name]), train_on_one_device())
 
 
 @pytest.mark.parametrize("kind", [{"skip": True}, {"tied": True}], ids=["skip", "tied"])
 def test_skips_and_tied_weights_cross_stages(kind: dict[str, bool]) -> None:
-    assert_same(trained(P(SCOPES, "zb-h1", 4), **kind), undivided(**kind))
+    assert_same(run_training(P(SCOPES, "zb-h1", 4), **kind), train_on_one_device(**kind))
 
 
 @pytest.mark.every(3)
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "interleaved", "chimera"])
 def test_two_workers_give_the_bits_of_one_process(name: str) -> None:
-    here = trained(SYNCHRONOUS[name])
-    there = trained(SYNCHRONOUS[name], gf.Cluster.local(2))
+    here = run_training(SYNCHRONOUS[name])
+    there = run_training(SYNCHRONOUS[name], gf.Cluster.local(2))
     assert here[0] == there[0] and here[2] == there[2]
     assert all(a.tobytes() == b.tobytes() for a, b in zip(here[1], there[1], strict=True))
 
@@ -192,19 +192,19 @@ def by_hand(
 def test_gradients_without_flush_are_those_at_the_mixed_weights(
     schedule: Schedule, optimizer: Any
 ) -> None:
-    losses, weights, _ = trained(P(schedule.stages, schedule), optimizer=optimizer)
+    losses, weights, _ = run_training(P(schedule.stages, schedule), optimizer=optimizer)
     assert_same((losses, weights), by_hand(schedule, optimizer))
 
 
 def test_without_flush_a_tied_weight_has_the_version_of_the_stage_where_it_lives() -> None:
     """The last stage would wait for each update of the first one otherwise."""
-    found = trained(P(3, pipedream(3, 6)), optimizer=gf.optim.SGD(0.1), tied=True)
+    found = run_training(P(3, pipedream(3, 6)), optimizer=gf.optim.SGD(0.1), tied=True)
     assert_same(found[:2], by_hand(pipedream(3, 6), gf.optim.SGD(0.1), tied=True))
 
 
 def test_pipedream_on_two_workers_gives_the_bits_of_one_process() -> None:
     strategy = P(2, "pipedream", 4)
-    here, there = trained(strategy), trained(P(2, "pipedream", 4), gf.Cluster.local(2))
+    here, there = run_training(strategy), run_training(P(2, "pipedream", 4), gf.Cluster.local(2))
     assert here[0] == there[0]
     assert all(a.tobytes() == b.tobytes() for a, b in zip(here[1], there[1], strict=True))
 
@@ -416,14 +416,16 @@ def test_measured_idle_is_that_of_the_spans_of_a_trace(name: str) -> None:
 
 def test_the_order_of_a_product_does_not_matter() -> None:
     data = gf.parallel.Data(2)
-    assert_same(trained(data * P(2, microbatches=2)), trained(P(2, microbatches=2) * data))
+    assert_same(
+        run_training(data * P(2, microbatches=2)), run_training(P(2, microbatches=2) * data)
+    )
 
 
 def test_a_product_of_three_trains_as_one_device_does() -> None:
     shard = gf.parallel.Shard({"model": 2}, {"layer*/w*": (None, "model")})
-    wanted = undivided()
-    assert_same(trained(P(2, microbatches=2) * gf.parallel.Data(2) * shard), wanted)
-    assert_same(trained(shard * (gf.parallel.Data(2) * P(2, microbatches=2))), wanted)
+    wanted = train_on_one_device()
+    assert_same(run_training(P(2, microbatches=2) * gf.parallel.Data(2) * shard), wanted)
+    assert_same(run_training(shard * (gf.parallel.Data(2) * P(2, microbatches=2))), wanted)
 
 
 def test_pipedream_takes_placeholders_whose_sizes_an_op_makes_equal() -> None:
@@ -547,7 +549,7 @@ def test_a_smaller_batch_of_known_size_is_evaluated() -> None:
 # Bad input ------------------------------------------------------------------------------------
 
 
-def divided(strategy: Any, batch: Any = "B", cluster: gf.Cluster | None = None) -> object:
+def divide_step(strategy: Any, batch: Any = "B", cluster: gf.Cluster | None = None) -> object:
     x = gf.placeholder("float64", (batch, WIDTH), name="x")
     loss = gf.mean(gf.square(gf.tanh(x @ gf.variable(WEIGHTS[0]))))
     train = gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
@@ -577,34 +579,39 @@ def backwards(stages: int, microbatches: int) -> Schedule:
         (lambda: P(2) * gf.parallel.Data(2) * gf.parallel.Data(2), ShardingError, r"Data\(4\)"),
         (lambda: P(2, lambda stages: None), ScheduleError, "micro-batches, but too many"),
         (lambda: P(2, []), ScheduleError, r"schedule must be one of gpipe.*not \[\]"),
-        (lambda: divided(P(2, lambda a, b: 1 / 0)), ScheduleError, "raised ZeroDivisionError"),
+        (lambda: divide_step(P(2, lambda a, b: 1 / 0)), ScheduleError, "raised ZeroDivisionError"),
         (lambda: P(2, lambda a, b, c: None), ScheduleError, "missing a required argument: 'c'"),
-        (lambda: divided(P(2, "1f1b", 10**7), 4), ShardingError, "a batch of 4.*10000000 micro"),
-        (lambda: divided(P(2, "1f1b", 10**7)), ShardingError, "a batch of 4.*microbatches=4 at"),
+        (lambda: divide_step(P(2, "1f1b", 10**7), 4), ShardingError,
+         "a batch of 4.*10000000 micro"),
+        (lambda: divide_step(P(2, "1f1b", 10**7)), ShardingError,
+         "a batch of 4.*microbatches=4 at"),
         (lambda: P(2, one_f_one_b(2, 4)) * gf.parallel.Data(2, accumulate=2), ScheduleError,
          "accumulate=2 asks for 2 times as many; make it for 8, and leave out accumulate="),
-        (lambda: divided(P(2, "1f1b", 2) * gf.parallel.Data(1, accumulate=3)), ShardingError,
+        (lambda: divide_step(P(2, "1f1b", 2) * gf.parallel.Data(1, accumulate=3)), ShardingError,
          "a batch of 4.*than the 6 micro-batches.*microbatches=1 at most, or a smaller accumulate"),
         (lambda: P(2) * gf.parallel.Shard({"stage": 2}), ScheduleError, "axis 'stage'"),
-        (lambda: divided(P(2, lambda p, m: 1)), ScheduleError, r"<lambda> gives a schedule.*not 1"),
-        (lambda: divided(P(2, one_f_one_b(3, 2))), ScheduleError, "2 stages, but the schedule"),
+        (lambda: divide_step(P(2, lambda p, m: 1)), ScheduleError,
+         r"<lambda> gives a schedule.*not 1"),
+        (lambda: divide_step(P(2, one_f_one_b(3, 2))), ScheduleError, "2 stages, but the schedule"),
         (lambda: P(2, "2f2b"), ScheduleError, "schedule must be one of gpipe, 1f1b.*not '2f2b'"),
         (lambda: P(2, "Interleave"), ScheduleError, "not 'Interleave'; did you mean 'interleaved'"),
-        (lambda: divided(P(3)), ShardingError, "a batch of 4.*is smaller than the 6 micro"),
-        (lambda: divided(P(2, "1f1b", 4) * gf.parallel.Data(2)), ShardingError,
+        (lambda: divide_step(P(3)), ShardingError, "a batch of 4.*is smaller than the 6 micro"),
+        (lambda: divide_step(P(2, "1f1b", 4) * gf.parallel.Data(2)), ShardingError,
          "a batch of 4.*smaller than its 8 shards, 2 .data. × 4 micro-batches; feed at least 8"),
-        (lambda: divided(P(2, "chimera", 4) * gf.parallel.Data(2)), ShardingError,
+        (lambda: divide_step(P(2, "chimera", 4) * gf.parallel.Data(2)), ShardingError,
          "its 8 shards, 2 .data. × 4 micro-batches; feed at least 8"),
         (lambda: P(2, "1f1b", 0), ScheduleError,
          "microbatches must be an int of at least 1, not 0"),
         (lambda: P(2) * 3, ScheduleError, "goes with one Data or Shard, not 3"),
-        (lambda: divided(P(9, "1f1b", 2)), ScheduleError, "9 stages for a network of"),
-        (lambda: divided(P(3, "1f1b", 2), cluster=gf.Cluster.local(2)), ShardingError,
+        (lambda: divide_step(P(9, "1f1b", 2)), ScheduleError, "9 stages for a network of"),
+        (lambda: divide_step(P(3, "1f1b", 2), cluster=gf.Cluster.local(2)), ShardingError,
          "takes 3 devices, and the cluster has 2"),
-        (lambda: divided(P(["a", "b"], "1f1b", 2)), ScheduleError, "no node is under the name"),
-        (lambda: divided(P(1, backwards, 1)), ScheduleError, "would deadlock"),
-        (lambda: divided(P(2, "1f1b", 8)), ShardingError, "a batch of 4.*is smaller than the 8"),
-        (lambda: divided(P(2, "pipedream", 2), 4), ScheduleError, "does not flush.*leave the"),
+        (lambda: divide_step(P(["a", "b"], "1f1b", 2)), ScheduleError, "no node is under the name"),
+        (lambda: divide_step(P(1, backwards, 1)), ScheduleError, "would deadlock"),
+        (lambda: divide_step(P(2, "1f1b", 8)), ShardingError,
+         "a batch of 4.*is smaller than the 8"),
+        (lambda: divide_step(P(2, "pipedream", 2), 4), ScheduleError,
+         "does not flush.*leave the"),
         (no_batch, ShardingError, "which placeholders hold the batch"),
     ],
 )  # fmt: skip
@@ -714,11 +721,11 @@ def test_where_a_micro_batch_begins_is_worked_out_once(monkeypatch: pytest.Monke
     for owner, name in ((SizePartitioner, "_piece"), (FeedSlice, "index")):
         before = getattr(owner, name)
 
-        def counted(*given: Any, before: Any = before, name: str = name) -> Any:
+        def record_call(*given: Any, before: Any = before, name: str = name) -> Any:
             worked.append((name, *given[1:]))
             return before(*given)
 
-        monkeypatch.setattr(owner, name, counted)
+        monkeypatch.setattr(owner, name, record_call)
     x, y, loss = tower()
     train = gf.optim.SGD(0.1).minimize(loss, strategy=P(2, microbatches=number))
     with gf.Session() as s:

@@ -15,7 +15,11 @@ import graphflow as gf
 from graphflow.parallel.pipelining import schedule as schedules
 from graphflow.parallel.pipelining.schedule import SCHEDULES
 from graphflow.parallel.pipelining.timeline import draw, run
-from tests.parallel.pipelining.test_flushing_pipeline import assert_same, trained, undivided
+from tests.parallel.pipelining.test_flushing_pipeline import (
+    assert_same,
+    run_training,
+    train_on_one_device,
+)
 
 FILE = '''
 """Last first: all forward passes, then the backward passes from the last micro-batch on."""
@@ -59,11 +63,11 @@ def test_a_schedule_of_a_new_file_is_drawn_and_simulated() -> None:
 
 
 def test_a_network_is_trained_by_the_schedule_of_a_new_file() -> None:
-    assert_same(trained(gf.parallel.Pipeline(2, "last-first", 4)), undivided())
+    assert_same(run_training(gf.parallel.Pipeline(2, "last-first", 4)), train_on_one_device())
 
 
 def test_two_workers_give_the_bits_of_one_process() -> None:
     strategy = gf.parallel.Pipeline("auto", "last-first", 4)
-    here = trained(gf.parallel.Pipeline(2, "last-first", 4))
-    there = trained(strategy, gf.Cluster.local(2, threads=1))
+    here = run_training(gf.parallel.Pipeline(2, "last-first", 4))
+    there = run_training(strategy, gf.Cluster.local(2, threads=1))
     assert all(np.array_equal(a, b) for a, b in zip(here[1], there[1], strict=True))

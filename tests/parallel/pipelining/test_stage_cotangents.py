@@ -14,7 +14,7 @@ from graphflow.ir.graph import Graph
 STAGES = ["layer0", "layer1", "layer2", ["layer3", "loss"]]
 
 
-def skipping(strategy: Any, readers: int) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
+def build_skipping_layers(strategy: Any, readers: int) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
     """Layers, of which the last two read the first several times."""
     random = np.random.default_rng(0)
     x = gf.placeholder("float64", ("n", 5), name="x")
@@ -30,8 +30,8 @@ def skipping(strategy: Any, readers: int) -> tuple[gf.Tensor, gf.Tensor, gf.Tens
     return x, loss, gf.optim.SGD(0.1).minimize(loss, strategy=strategy)
 
 
-def trained(strategy: Any, readers: int) -> list[Any]:
-    x, loss, train = skipping(strategy, readers)
+def run_training(strategy: Any, readers: int) -> list[Any]:
+    x, loss, train = build_skipping_layers(strategy, readers)
     random = np.random.default_rng(1)
     with gf.Session() as s:
         losses = [s.run([loss, train], {x: random.normal(size=(7, 5))})[0] for _ in range(3)]
@@ -41,13 +41,13 @@ def trained(strategy: Any, readers: int) -> list[Any]:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1"])
 def test_readers_in_a_stage_send_back_one_cotangent(schedule: str) -> None:
     strategy = gf.parallel.Pipeline(STAGES, schedule, microbatches=3)
-    x, loss, train = skipping(strategy, 3)
+    x, loss, train = build_skipping_layers(strategy, 3)
     plan = gf.plan([loss, train], gf.Cluster.local(4), {x: (6, 5)})
     sent = Counter((t.source, t.target) for t in plan.transfers if t.bytes == 2 * 5 * 8)
     names = plan.cluster.devices
     for stage in (2, 3):
         assert sent[names[0], names[stage]] == sent[names[stage], names[0]] == 3
-    for a, b in zip(trained(strategy, 3), trained(None, 3), strict=True):
+    for a, b in zip(run_training(strategy, 3), run_training(None, 3), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-13)
 
 
@@ -73,14 +73,14 @@ def test_a_gradient_that_is_fetched_is_the_same() -> None:
     value = np.random.default_rng(2).normal(size=(6, 5))
     found = []
     for each in (strategy, None):
-        x, loss, train = skipping(each, 2)
+        x, loss, train = build_skipping_layers(each, 2)
         (gradient,) = gf.gradients(loss, [x])
         with gf.Session() as s:
             found.append(s.run([gradient, train], {x: value})[0])
     np.testing.assert_allclose(found[0], found[1], rtol=1e-12, atol=1e-15)
 
 
-def tied(strategy: Any) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
+def build_tied_network(strategy: Any) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
     """A network whose last stage reads the weight of the first one several times."""
     random = np.random.default_rng(0)
     x = gf.placeholder("float64", ("n", 5), name="x")
@@ -99,7 +99,7 @@ def tied(strategy: Any) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe", "zb-h1", "pipedream"])
 def test_the_gradient_of_a_shared_weight_is_sent_once(schedule: str) -> None:
     strategy = gf.parallel.Pipeline(["first", "between", "last"], schedule, microbatches=4)
-    x, loss, train = tied(strategy)
+    x, loss, train = build_tied_network(strategy)
     plan = gf.plan([loss, train], gf.Cluster.local(3), {x: (12, 5)})
     names = plan.cluster.devices
     sent = Counter((t.source, t.target) for t in plan.transfers if t.bytes == 5 * 5 * 8)
@@ -112,7 +112,7 @@ def test_a_shared_weight_is_trained_as_on_one_device(beside: Any) -> None:
     strategy = gf.parallel.Pipeline(["first", "between", "last"], "1f1b", microbatches=3)
     found = []
     for each in (strategy if beside is None else strategy * beside, None):
-        x, loss, train = tied(each)
+        x, loss, train = build_tied_network(each)
         random = np.random.default_rng(1)
         with gf.Session() as s:
             losses = [s.run([loss, train], {x: random.normal(size=(7, 5))})[0] for _ in range(3)]

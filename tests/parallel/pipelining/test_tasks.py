@@ -93,7 +93,7 @@ def test_a_pass_keeps_the_results_of_a_pipeline() -> None:
 def test_one_device_takes_turns_as_many_do_and_keeps_no_more_than_the_schedule_stores() -> None:
     """Node by node as they were built, all micro-batches would be alive at once."""
 
-    def taken(strategy: Any) -> tuple[int, int]:
+    def measure_memory(strategy: Any) -> tuple[int, int]:
         """Bytes of a session's only device, and those of its plan."""
         h = x = gf.placeholder("float32", ("batch", 64))
         for i in range(8):
@@ -109,12 +109,12 @@ def test_one_device_takes_turns_as_many_do_and_keeps_no_more_than_the_schedule_s
         (planned,) = plan.peak_memory.values()
         return own.predicted, planned
 
-    whole, _ = taken(None)
-    accumulated, planned = taken(Data(1, accumulate=8))
+    whole, _ = measure_memory(None)
+    accumulated, planned = measure_memory(Data(1, accumulate=8))
     assert accumulated == planned and accumulated < whole / 2
     sizes = {}
     for schedule in ("1f1b", "gpipe"):
-        sizes[schedule], planned = taken(Pipeline(4, schedule, 8, recompute=False))
+        sizes[schedule], planned = measure_memory(Pipeline(4, schedule, 8, recompute=False))
         assert sizes[schedule] == planned
     assert sizes["1f1b"] < 0.85 * sizes["gpipe"]
 
@@ -122,7 +122,7 @@ def test_one_device_takes_turns_as_many_do_and_keeps_no_more_than_the_schedule_s
 def test_of_gradients_two_or_three_micro_batches_are_kept_and_not_all() -> None:
     """Also where a batch of open size leaves products to libraries, which add to nothing."""
 
-    def taken(strategy: Any) -> int:
+    def measure_memory(strategy: Any) -> int:
         h = x = gf.placeholder("float32", ("batch", 128))
         for i in range(2):
             h = gf.tanh(h @ gf.variable(gf.init.glorot((128, 128)), name=f"w{i}"))
@@ -131,14 +131,20 @@ def test_of_gradients_two_or_three_micro_batches_are_kept_and_not_all() -> None:
         return max(plan.peak_memory.values())
 
     gradient = 128 * 128 * 4
-    assert taken(Data(1, accumulate=16)) - taken(Data(1, accumulate=2)) < 4 * gradient
-    assert taken(Pipeline(2, "1f1b", 16)) - taken(Pipeline(2, "1f1b", 2)) < 3 * gradient
+    assert (
+        measure_memory(Data(1, accumulate=16)) - measure_memory(Data(1, accumulate=2))
+        < 4 * gradient
+    )
+    assert (
+        measure_memory(Pipeline(2, "1f1b", 16)) - measure_memory(Pipeline(2, "1f1b", 2))
+        < 3 * gradient
+    )
 
 
 def test_what_is_computed_again_is_not_kept_for_biases() -> None:
     """Their gradients are sums over all micro-batches of what is as large as activations."""
 
-    def taken(recompute: bool) -> int:
+    def measure_memory(recompute: bool) -> int:
         h = x = gf.placeholder("float32", ("batch", 64))
         for i in range(8):
             with gf.name_scope(f"layer{i}"):
@@ -148,4 +154,4 @@ def test_what_is_computed_again_is_not_kept_for_biases() -> None:
         plan = gf.plan(fetches, gf.Cluster.local(2), shapes={x: (4096, 64)})
         return max(plan.peak_memory.values())
 
-    assert taken(recompute=True) < 0.7 * taken(recompute=False)
+    assert measure_memory(recompute=True) < 0.7 * measure_memory(recompute=False)

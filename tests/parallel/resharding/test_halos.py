@@ -41,7 +41,7 @@ def run(division: ShardedGraph, feeds: dict[Any, Any]) -> list[Any]:
     return list(evaluate(list(division.graph.outputs), used))
 
 
-def crossing(division: ShardedGraph) -> int:
+def count_crossing_bytes(division: ShardedGraph) -> int:
     """Bytes of all tensors but scalars that one device reads and another one made."""
     found = {
         (t, node.device): int(t.size) * t.dtype.itemsize  # type: ignore[arg-type]
@@ -77,7 +77,7 @@ def test_corners_come_with_the_second_of_two_axes() -> None:
     assert [m.bytes for m in division.records if m.kind == "halo"] == [
         down * C * ITEM, across * C * ITEM,
     ]  # fmt: skip
-    assert crossing(division) == (down + across) * C * ITEM
+    assert count_crossing_bytes(division) == (down + across) * C * ITEM
 
 
 KINDS = ("conv", "conv_transpose", "max_pool", "avg_pool")
@@ -124,7 +124,7 @@ def test_windows_of_any_kind_get_no_more_than_is_reported(data: Any) -> None:
         np.testing.assert_allclose(have / scale, want / scale, rtol=0, atol=1e-12)
     forward = cut([gf.sum(y)], x, mesh, axes)
     if {move.kind for move in forward.records} <= {"halo", "all-reduce"}:
-        assert halos(forward) == crossing(forward)
+        assert halos(forward) == count_crossing_bytes(forward)
 
 
 def test_a_halo_may_be_wider_than_the_neighbours_piece() -> None:
@@ -210,7 +210,7 @@ def test_resized_images_get_what_their_pieces_are_made_of(data: Any) -> None:
         np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-12)
     assert {move.kind for move in division.records} <= {"halo", "all-reduce"}
     forward = cut([gf.sum(y)], x, mesh, axes)
-    assert halos(forward) == crossing(forward)
+    assert halos(forward) == count_crossing_bytes(forward)
 
 
 @pytest.mark.parametrize("places", [2, 4])

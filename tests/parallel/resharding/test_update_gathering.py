@@ -29,7 +29,7 @@ def model(strategy: Any) -> tuple[list[Any], list[gf.Tensor], list[gf.Tensor]]:
     return [loss, gf.optim.Adam(0.05).minimize(loss, strategy=strategy)], [x, y], variables
 
 
-def trained(strategy: Any, session: Any = gf.Session) -> list[Any]:
+def run_training(strategy: Any, session: Any = gf.Session) -> list[Any]:
     fetches, (x, y), variables = model(strategy)
     random = np.random.default_rng(0)
     with session() as s:
@@ -57,12 +57,12 @@ def test_small_new_values_are_gathered_at_once(replicas: int) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_weights_are_those_of_one_device(bucket: int, accumulate: int) -> None:
     strategy = Data(3 - accumulate // 2, shard_state=True, accumulate=accumulate, bucket=bucket)
-    for have, want in zip(trained(strategy), trained(None), strict=True):
+    for have, want in zip(run_training(strategy), run_training(None), strict=True):
         np.testing.assert_allclose(have, want, rtol=1e-12, atol=1e-13)
 
 
 def test_workers_gather_the_same_bits() -> None:
     strategy = Data(2, shard_state=True)
-    away = trained(strategy, lambda: gf.Session(gf.Cluster.local(2)))
-    for a, b in zip(away, trained(strategy), strict=True):
+    away = run_training(strategy, lambda: gf.Session(gf.Cluster.local(2)))
+    for a, b in zip(away, run_training(strategy), strict=True):
         assert np.array_equal(a, b)

@@ -164,11 +164,11 @@ def test_what_takes_as_much_as_what_was_refused_is_not_written(
     tried, made = strategy_search.StrategySearch._simulate, strategy_search.candidates
     found: dict[str, CandidateResult] = {}
 
-    def watched(self: Any, candidate: StrategyCandidate) -> CandidateResult:
+    def record_candidate(self: Any, candidate: StrategyCandidate) -> CandidateResult:
         found[candidate.name] = tried(self, candidate)
         return found[candidate.name]
 
-    monkeypatch.setattr(strategy_search.StrategySearch, "_simulate", watched)
+    monkeypatch.setattr(strategy_search.StrategySearch, "_simulate", record_candidate)
     monkeypatch.setattr(
         strategy_search, "candidates", lambda *given: [c for c in made(*given) if "1f1b" in c.name]
     )
@@ -224,7 +224,7 @@ def test_initial_values_are_not_made_to_look_for_a_strategy(
 def test_what_fits_to_the_byte_is_not_refused() -> None:
     """Liveness alone counts more than the runtime takes, which computes in place."""
 
-    def tried(memory: int) -> dict[str, CandidateResult]:
+    def try_candidates(memory: int) -> dict[str, CandidateResult]:
         x, loss = network(64, 2)
         there = gf.Cluster.hypothetical(
             2, flops=1e12, bandwidth=1e11, memory=memory, launch=1e-6, link_latency=1e-6,
@@ -234,13 +234,15 @@ def test_what_fits_to_the_byte_is_not_refused() -> None:
         assert "inf" not in str(found)  # what one device cannot hold, nothing is faster than
         return {each.name: each for each in found.tried}
 
-    pipes = {n: t.memory for n, t in tried(1 << 30).items() if isinstance(t.strategy, Pipeline)}
+    pipes = {
+        n: t.memory for n, t in try_candidates(1 << 30).items() if isinstance(t.strategy, Pipeline)
+    }
     name, peak = max(pipes.items(), key=lambda pair: pair[1])
-    assert tried(peak)[name].why_not == ""
-    assert tried(peak - 1)[name].why_not.startswith("memory: ")
+    assert try_candidates(peak)[name].why_not == ""
+    assert try_candidates(peak - 1)[name].why_not.startswith("memory: ")
 
 
-def tied() -> Tensor:
+def build_tied_table() -> Tensor:
     """A table that is looked into and multiplied with, and a bias that is large."""
     ids = gf.placeholder("int64", (64,), name="ids")
     table = gf.variable(gf.init.normal((300, 32)), name="table")
@@ -254,7 +256,7 @@ def tied() -> Tensor:
 @pytest.mark.every(3)
 @pytest.mark.parametrize("make, optimizer", [
     (lambda: network(128, 2)[1], gf.optim.Adam(1e-3)), (lambda: blocks(1), gf.optim.SGD(0.1)),
-    (tied, gf.optim.Adam(1e-3)), (tied, gf.optim.SGD(0.1)),
+    (build_tied_table, gf.optim.Adam(1e-3)), (build_tied_table, gf.optim.SGD(0.1)),
 ])  # fmt: skip
 def test_what_is_refused_unwritten_would_not_have_fitted(
     make: Callable[[], Tensor], optimizer: gf.optim.Optimizer
@@ -302,26 +304,26 @@ def test_the_choice_has_a_report_and_goes_into_no_product() -> None:
 def test_of_what_cannot_be_told_apart_the_simplest_is_chosen() -> None:
     """Fewer devices, then fewer bytes; what is measured and what is not are not compared."""
 
-    def chosen(*tried: CandidateResult) -> tuple[str, str]:
+    def choose(*tried: CandidateResult) -> tuple[str, str]:
         found = Search(tuple(sorted(tried, key=lambda t: t.key)), "/cpu:0")
         return found.best.name, str(found).splitlines()[-1]
 
     one = CandidateResult("one device", None, 1.01, 9)
     data = CandidateResult("data 2", None, 1.0, 9, devices=2, sent=4000)
     model = CandidateResult("model 2", None, 1.02, 9, devices=2, sent=1000)
-    assert chosen(one, data, model) == (
+    assert choose(one, data, model) == (
         "one device",
         "chosen: one device; data 2 would be 1.010 times as fast, less than can be told apart, for "
         "2 devices instead of 1",
     )
-    assert chosen(data, model) == (
+    assert choose(data, model) == (
         "model 2",
         "chosen: model 2; data 2 would be 1.020 times as fast, less than can be told apart, for "
         "3.91 KiB sent a step instead of 1000 B",
     )
-    assert chosen(data, replace(one, seconds=1.04))[0] == "data 2"
-    assert chosen(data, replace(one, why_not="memory"))[0] == "data 2"
-    assert chosen(replace(data, measured=1.5), replace(model, measured=1.52), one)[0] == "model 2"
+    assert choose(data, replace(one, seconds=1.04))[0] == "data 2"
+    assert choose(data, replace(one, why_not="memory"))[0] == "data 2"
+    assert choose(replace(data, measured=1.5), replace(model, measured=1.52), one)[0] == "model 2"
 
 
 # What is not simulated ----------------------------------------------------------------------------
@@ -369,7 +371,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
         truth = np.random.default_rng(7)
         ratios: dict[str, float] = {}
 
-        def played(learned: TraceCorrections, cluster: gf.Cluster, _: object, made: object,
+        def replay_steps(learned: TraceCorrections, cluster: gf.Cluster, _: object, made: object,
                    bindings: dict[str, int], busy: bool, limits: object) -> int:  # fmt: skip
             known = trace_observations(made.graph, cluster, bindings, {}, None, busy)  # type: ignore[attr-defined]
             steps = []
@@ -385,7 +387,7 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
             observe_steps(learned, known, steps)
             return 5
 
-        monkeypatch.setattr(strategy_search, "profile_first_steps", played)
+        monkeypatch.setattr(strategy_search, "profile_first_steps", replay_steps)
         monkeypatch.setattr(strategy_search, "is_known", lambda cluster: True)
         monkeypatch.setattr(strategy_search, "save_corrections", lambda learned, cluster: None)
         x, loss = network(128, 2)

@@ -64,7 +64,11 @@ def window_by_hand(
             if len(pushed[s]) == rules.aggregate:
                 table -= rate * (sum(pushed[s]) / rules.aggregate)
                 pushed[s] = []
-            waiting = [k] if rules.staleness is None else _near(clocks[s], answered[s], rules)
+            waiting = (
+                [k]
+                if rules.staleness is None
+                else _find_released_workers(clocks[s], answered[s], rules)
+            )
             for worker in waiting:
                 seen[worker][own] = table[own]
                 answered[s, worker] = True
@@ -73,7 +77,7 @@ def window_by_hand(
     return table
 
 
-def _near(clocks: Array, answered: Array, rules: HandRules) -> Sequence[int]:
+def _find_released_workers(clocks: Array, answered: Array, rules: HandRules) -> Sequence[int]:
     """Return the waiting workers that a bound of staleness lets go on."""
     running = clocks < rules.turns
     least = clocks[running].min() if running.any() else 0

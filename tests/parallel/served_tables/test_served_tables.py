@@ -123,13 +123,13 @@ class Squares:
     def gradient(self, feeds: Mapping[gf.Tensor, Array], count: int) -> Any:
         parts = parts_of(feeds, count)
 
-        def of(table: Array, number: int) -> Array:
+        def sum_rows(table: Array, number: int) -> Array:
             ids, wanted = parts[number][self.ids], parts[number][self.wanted]
             found = np.zeros_like(table)
             np.add.at(found, ids.reshape(-1), (table[ids] - wanted).reshape(-1, WIDTH))
             return found
 
-        return of
+        return sum_rows
 
     def by_hand(
         self, feeds: Mapping[gf.Tensor, Array], came: Any, rules: HandRules, servers: int

@@ -503,7 +503,7 @@ def test_a_fixed_batch_is_refused() -> None:
 
 
 def test_what_needs_all_gradients_takes_one_server() -> None:
-    def clipped(strategy: Any) -> Any:
+    def build_clipped_model(strategy: Any) -> Any:
         model = mlp(strategy)
         loss = model.fetches[0]
         train = gf.optim.SGD(0.1).minimize(
@@ -512,17 +512,20 @@ def test_what_needs_all_gradients_takes_one_server() -> None:
         model.fetches = [loss, train]
         return model
 
-    served, data = clipped(ParameterServer(1, "bsp", window=2, workers=2)), clipped(Data(2))
+    served, data = (
+        build_clipped_model(ParameterServer(1, "bsp", window=2, workers=2)),
+        build_clipped_model(Data(2)),
+    )
     found = train(served, feeds_of(served, 1, 8))
     wanted = train(data, [p for f in feeds_of(data, 1, 8) for p in parts_of(f, 2)])
     assert difference(found.values, wanted.values) < 1e-12
-    several = clipped(ParameterServer(2, "bsp", window=2, workers=2))
+    several = build_clipped_model(ParameterServer(2, "bsp", window=2, workers=2))
     with pytest.raises(ShardingError, match=r"global norm .* take servers=1"):
         train(several, feeds_of(several, 1, 8))
 
 
 def test_losses_are_scaled_by_one_server() -> None:
-    def scaled(strategy: Any) -> Any:
+    def build_scaled_model(strategy: Any) -> Any:
         model = mlp(strategy, dtype="float16")
         scaling = gf.optim.LossScaling(2.0**30, interval=2)
         loss = model.fetches[0]
@@ -532,7 +535,10 @@ def test_losses_are_scaled_by_one_server() -> None:
         model.variables = [*model.variables, scale.outputs[0]]
         return model
 
-    served, data = scaled(ParameterServer(1, "bsp", window=4, workers=2)), scaled(Data(2))
+    served, data = (
+        build_scaled_model(ParameterServer(1, "bsp", window=4, workers=2)),
+        build_scaled_model(Data(2)),
+    )
     found = train(served, feeds_of(served, 2, 8))
     wanted = train(data, [p for f in feeds_of(data, 2, 8) for p in parts_of(f, 4)])
     assert found.values[-1] == wanted.values[-1] < 2.0**30

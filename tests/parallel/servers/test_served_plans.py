@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from tests.placement.cost_model.test_windows import described
+from tests.placement.cost_model.test_windows import build_cluster
 
 
 @pytest.mark.parametrize("servers", [1, 2])
@@ -22,7 +22,7 @@ def test_a_window_has_the_bytes_of_the_report(servers: int, consistency: Any) ->
     last = gf.variable(np.ones(8, np.float32), name="last")
     loss = gf.mean((gf.tanh(x @ first) @ last) ** 2.0)
     fetches = [loss, gf.optim.Adam(1e-3).minimize(loss, strategy=strategy)]
-    cluster = described(servers + 2)
+    cluster = build_cluster(servers + 2)
     plan = gf.plan(fetches, cluster, shapes={x: (4 * 2 * 16, 20)})
     (window,) = plan.windows
     told = strategy.report(fetches, cluster).bytes_by_kind
@@ -45,7 +45,7 @@ def test_filtered_messages_have_the_bytes_of_the_report(consistency: Any) -> Non
     w = gf.variable(np.ones((20, 64), np.float32), name="w")
     loss = gf.mean((x @ w) ** 2.0)
     fetches = [loss, gf.optim.SGD(0.1).minimize(loss, strategy=strategy)]
-    cluster = described(3)
+    cluster = build_cluster(3)
     (window,) = gf.plan(fetches, cluster, shapes={x: (4 * 2 * 4, 20)}).windows
     told = strategy.report(fetches, cluster).bytes_by_kind
     assert sum(link.bytes for link in window.links) == sum(told.values())

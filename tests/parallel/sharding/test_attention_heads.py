@@ -35,7 +35,7 @@ def model(strategy: Any = None, blocks: int = 2, **options: Any) -> tuple[list[A
     return [loss, train], x, [attention.weight, attention.bias, attention.out.weight]
 
 
-def trained(strategy: Any, steps: int = 3, **options: Any) -> list[Any]:
+def run_training(strategy: Any, steps: int = 3, **options: Any) -> list[Any]:
     """Losses and variables after some steps."""
     fetches, x, variables = model(strategy, **options)
     random = np.random.default_rng(0)
@@ -84,22 +84,22 @@ def test_the_search_cuts_the_blocks_of_layers_in_that_way_too() -> None:
 
 @pytest.mark.parametrize("mask", [None, np.tri(6, dtype=bool)])
 def test_shards_by_heads_train_as_one_device(mask: Any) -> None:
-    alone = trained(None, mask=mask)
+    alone = run_training(None, mask=mask)
     for shards in (2, 3, 4):
-        assert close(trained(Shard({"model": shards}, RULES), mask=mask), alone), shards
+        assert close(run_training(Shard({"model": shards}, RULES), mask=mask), alone), shards
 
 
 @pytest.mark.every(2)
 @pytest.mark.parametrize("options", [*KINDS[1:], {"norm_first": False}, {"shared": 1}])
 def test_any_attention_may_have_its_weight_cut(options: Any) -> None:
-    assert close(trained(Shard({"model": 2}, RULES), **options), trained(None, **options))
+    assert close(run_training(Shard({"model": 2}, RULES), **options), run_training(None, **options))
 
 
 def test_heads_are_cut_beside_replicas() -> None:
     strategy = Data(2) * Shard({"model": 2}, RULES)
     report = strategy.report(model(strategy)[0])
     assert not report.count("all-gather")
-    assert close(trained(strategy), trained(None))
+    assert close(run_training(strategy), run_training(None))
 
 
 def test_each_shard_has_the_queries_keys_and_values_of_its_heads() -> None:

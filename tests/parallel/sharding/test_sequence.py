@@ -9,7 +9,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.parallel.sharding.propagation.propagation import is_slot
-from tests.parallel.models import difference, gpt, undivided
+from tests.parallel.models import difference, gpt, train_on_one_device
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline
 HEADS = {"*attention/weight": ("model",), "*linear1/weight": ("model",)}
@@ -26,7 +26,7 @@ def cut(model: int = 2, **options: Any) -> Shard:
           sequence="model"),
 ], ids=["blocks", "replicas", "shares", "stages", "vocabulary"])  # fmt: skip
 def test_steps_are_those_of_one_device(strategy: Any) -> None:
-    assert difference(gpt(strategy, 0.2).train(), undivided(gpt, dropout=0.2)) < 1e-12
+    assert difference(gpt(strategy, 0.2).train(), train_on_one_device(gpt, dropout=0.2)) < 1e-12
 
 
 def test_sums_are_scattered_and_gathered_and_once_more_for_the_weights() -> None:
@@ -114,14 +114,14 @@ def test_devices_keep_less_of_the_activations() -> None:
         4, flops=1e12, bandwidth=1e11, memory=1 << 34, link_bandwidth=1e9
     )
 
-    def taken(strategy: Any) -> int:
+    def measure_memory(strategy: Any) -> int:
         h = x = gf.placeholder("float32", (8, 64, 32), name="x")
         for i in range(2):
             h = gf.nn.TransformerBlock(32, 4, name=f"block{i}")(h, causal=True)
         train = gf.optim.SGD(0.1).minimize(gf.mean((h - x) ** 2.0), strategy=strategy)
         return max(gf.plan(train, there).peak_memory.values())
 
-    assert taken(cut(4)) < 0.85 * taken(Shard({"model": 4}, HEADS))
+    assert measure_memory(cut(4)) < 0.85 * measure_memory(Shard({"model": 4}, HEADS))
 
 
 def test_an_open_sequence_of_any_length_is_cut() -> None:
@@ -135,7 +135,7 @@ def test_an_open_sequence_of_any_length_is_cut() -> None:
 
     assert kinds(4, None) == kinds(None, 8) == kinds(None, None) == kinds(4, 8)
 
-    def trained(strategy: Any) -> list[Any]:
+    def run_training(strategy: Any) -> list[Any]:
         gf.random.seed(1)
         h = x = gf.placeholder("float64", (None, None, 8), name="x")
         h = gf.nn.TransformerBlock(8, 2, dtype="float64", name="block")(h, causal=True)
@@ -145,7 +145,7 @@ def test_an_open_sequence_of_any_length_is_cut() -> None:
         with gf.Session() as s:
             return [s.run([loss, train], {x: random.normal(size=(3, n, 8))})[0] for n in (5, 7, 5)]
 
-    np.testing.assert_allclose(trained(cut()), trained(None), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(run_training(cut()), run_training(None), rtol=0, atol=1e-12)
 
 
 def test_an_axis_that_cuts_the_batch_cuts_no_sequence() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.ir.graph import Graph
-from tests.parallel.models import cnn, difference, gpt, mlp, undivided
+from tests.parallel.models import cnn, difference, gpt, mlp, train_on_one_device
 
 Data, Shard, Pipeline = gf.parallel.Data, gf.parallel.Shard, gf.parallel.Pipeline
 EXACT = 1e-12
@@ -18,26 +18,26 @@ COLUMNS = Shard({"model": 2}, {"w1": (None, "model")})
 HEADS = {"*attention/weight": ("model",), "*linear1/weight": ("model",)}
 
 
-def shared(replicas: int = 2, **options: Any) -> Data:
+def make_strategy(replicas: int = 2, **options: Any) -> Data:
     return Data(replicas, shard_state=True, **options)
 
 
 PRODUCTS = {
-    "tensor": lambda: shared() * COLUMNS,
-    "each by itself": lambda: COLUMNS * shared(bucket=0),
-    "turns": lambda: shared(3, accumulate=2) * COLUMNS,
+    "tensor": lambda: make_strategy() * COLUMNS,
+    "each by itself": lambda: COLUMNS * make_strategy(bucket=0),
+    "turns": lambda: make_strategy(3, accumulate=2) * COLUMNS,
     "one mesh": lambda: Shard(
         {"d": 2, "model": 3}, {"w1": (None, "model")}, "d", shard_state=True, accumulate=2
     ),
-    "pipeline": lambda: Pipeline(2, microbatches=2) * shared(),
-    "pipeline, tensor": lambda: Pipeline(2, "zb-h1", 2) * (COLUMNS * shared(3)),
-    "two directions, tensor": lambda: Pipeline(2, "chimera", 2) * shared() * COLUMNS,
+    "pipeline": lambda: Pipeline(2, microbatches=2) * make_strategy(),
+    "pipeline, tensor": lambda: Pipeline(2, "zb-h1", 2) * (COLUMNS * make_strategy(3)),
+    "two directions, tensor": lambda: Pipeline(2, "chimera", 2) * make_strategy() * COLUMNS,
 }
 
 
 @pytest.mark.parametrize("name", PRODUCTS)
 def test_products_with_shared_state_update_as_one_device(name: str) -> None:
-    assert difference(mlp(PRODUCTS[name]()).train(), undivided(mlp)) < EXACT
+    assert difference(mlp(PRODUCTS[name]()).train(), train_on_one_device(mlp)) < EXACT
 
 
 @pytest.mark.parametrize("optimizer", [
@@ -52,8 +52,8 @@ def test_every_optimiser_shares_its_state_beside_other_cuts(optimizer: Any) -> N
 
 def test_blocks_cut_by_heads_and_vocabulary_share_their_state() -> None:
     rules = {**HEADS, "embedding": ("model",), "head": (None, "model")}
-    strategy = shared() * Shard({"model": 2}, rules)
-    assert difference(gpt(strategy, batch=5).train(), undivided(gpt, batch=5)) < EXACT
+    strategy = make_strategy() * Shard({"model": 2}, rules)
+    assert difference(gpt(strategy, batch=5).train(), train_on_one_device(gpt, batch=5)) < EXACT
 
 
 def test_norms_may_look_at_their_own_share_beside_other_cuts() -> None:
@@ -64,7 +64,7 @@ def test_norms_may_look_at_their_own_share_beside_other_cuts() -> None:
     for strategy in (
         Data(2, synchronised=False, accumulate=2) * rules,
         Pipeline(2, microbatches=2) * Data(2, synchronised=False),
-        Pipeline(2, microbatches=2) * (shared(synchronised=False) * rules),
+        Pipeline(2, microbatches=2) * (make_strategy(synchronised=False) * rules),
     ):
         assert difference(cnn(strategy, shape).train(), wanted) < EXACT
     assert difference(cnn(None, shape).train(), wanted) > 1e-3
@@ -86,7 +86,7 @@ def step(strategy: Any, width: int = 8) -> tuple[gf.Tensor, list[Any], list[gf.T
 PAIRS = Shard({"model": 2}, {"l0/weight": ("model",), "l2/weight": ("model",)})
 
 
-def trained(strategy: Any, steps: range, folder: Path, session: Any = gf.Session) -> list[Any]:
+def run_training(strategy: Any, steps: range, folder: Path, session: Any = gf.Session) -> list[Any]:
     """What variables are after some steps; they begin with what a checkpoint has, and end so."""
     x, fetches, variables = step(strategy)
     random = np.random.default_rng(0)
@@ -102,16 +102,16 @@ def trained(strategy: Any, steps: range, folder: Path, session: Any = gf.Session
 
 
 def test_a_checkpoint_goes_on_under_other_strategies_and_back(tmp_path: Path) -> None:
-    wanted = trained(None, range(6), tmp_path / "whole")
+    wanted = run_training(None, range(6), tmp_path / "whole")
     every = [
-        shared() * PAIRS,
+        make_strategy() * PAIRS,
         None,
-        Pipeline(2, microbatches=3) * shared(),
-        shared(3, accumulate=2) * PAIRS,
+        Pipeline(2, microbatches=3) * make_strategy(),
+        make_strategy(3, accumulate=2) * PAIRS,
     ]
     found: list[Any] = []
     for number, strategy in enumerate([*every, every[0], Data(2)]):
-        found = trained(strategy, range(number, number + 1), tmp_path / "cut")
+        found = run_training(strategy, range(number, number + 1), tmp_path / "cut")
     for have, want in zip(found, wanted, strict=True):
         np.testing.assert_allclose(have, want, rtol=0, atol=EXACT)
 
@@ -123,7 +123,7 @@ def test_places_send_what_the_closed_form_says_and_keep_less() -> None:
         4, flops=1e12, bandwidth=1e11, memory=1 << 34, link_bandwidth=1e9
     )
     peaks, width = [], 512
-    for strategy in (Data(2) * PAIRS, shared() * PAIRS):
+    for strategy in (Data(2) * PAIRS, make_strategy() * PAIRS):
         x, fetches, variables = step(strategy, width)
         plan = gf.plan(fetches, there, shapes={x: (4, width)})
         peaks.append(max(plan.peak_memory.values()))
@@ -144,4 +144,4 @@ def test_what_a_product_needs_to_know_is_said() -> None:
     told = r"Shard at .*test_shared.*a batch of 3 .*its 4 shards, 2 \(data\) × 2 micro-batches"
     with pytest.raises(gf.errors.ShardingError, match=told):
         mlp(strategy).train(batch=3)
-    assert difference(mlp(strategy).train(), undivided(mlp)) < EXACT
+    assert difference(mlp(strategy).train(), train_on_one_device(mlp)) < EXACT

@@ -193,7 +193,7 @@ def test_a_report_expects_the_bytes_of_ids_that_are_equally_likely() -> None:
     assert moved == pytest.approx(expected, rel=0.1)
 
 
-def trained(
+def run_training(
     folder: Path, owners: Sequence[int | None], steps: int, dying: int | None = None
 ) -> list[Any]:
     """Return what steps read, and the last state; other owners go on after each step but one.
@@ -229,14 +229,14 @@ def test_training_goes_on_with_other_owners_from_a_checkpoint_at_every_step(
 ) -> None:
     """Rows, slots, ids, their counts and last use move with their parts; bits are one device's."""
     owners = [first, None, 1, 3, 2, 6]
-    have = trained(tmp_path / "moved", owners, 6)
-    want = trained(tmp_path / "one", [None] * 6, 6)
+    have = run_training(tmp_path / "moved", owners, 6)
+    want = run_training(tmp_path / "one", [None] * 6, 6)
     assert_equal(have, want)
 
 
 def test_a_worker_that_dies_costs_no_bit(tmp_path: Path) -> None:
-    want = trained(tmp_path / "whole", [2], 6, dying=99)
-    have = trained(tmp_path / "killed", [2], 6, dying=4)
+    want = run_training(tmp_path / "whole", [2], 6, dying=99)
+    have = run_training(tmp_path / "killed", [2], 6, dying=4)
     assert all(np.array_equal(a, b) for a, b in zip(have, want, strict=True))
 
 

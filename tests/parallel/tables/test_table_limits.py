@@ -18,7 +18,7 @@ LIMIT = 32 << 20
 """Memory of each worker, in bytes."""
 
 
-def limited(workers: int) -> gf.Cluster:
+def limit_memory(workers: int) -> gf.Cluster:
     """Return local workers with little memory each."""
     cluster = gf.Cluster.local(workers)
     small = [
@@ -58,7 +58,7 @@ def test_a_table_of_nearly_twice_a_workers_memory_trains_on_two(
     ratio: float, optimizer: Any
 ) -> None:
     """The rest of 32 MiB is for slots, and for the rows that a step uses."""
-    with gf.Session(limited(2)) as s:
+    with gf.Session(limit_memory(2)) as s:
         model = LargeTable(2, ratio, optimizer)
         first, *_, last = [model.step(s) for _ in range(5)]
         assert last < first
@@ -66,16 +66,16 @@ def test_a_table_of_nearly_twice_a_workers_memory_trains_on_two(
 
 def test_fewer_workers_than_its_memory_needs_are_refused_with_numbers(tmp_path: Path) -> None:
     """Also where the table comes from a checkpoint of more workers."""
-    with gf.Session(limited(2)) as s:
+    with gf.Session(limit_memory(2)) as s:
         LargeTable(2).step(s)
         s.save(tmp_path / "two")
-    with gf.Session(limited(1)) as s:
+    with gf.Session(limit_memory(1)) as s:
         s.load(tmp_path / "two")
         with pytest.raises(gf.errors.MemoryLimitError, match=r"need 0\.\d+ GB .* has 0\.0336 GB"):
             LargeTable(1).step(s)
 
 
-def trained(folder: Path, dying: int | None) -> list[Any]:
+def run_training(folder: Path, dying: int | None) -> list[Any]:
     """Return losses and tables of some steps; before one of them, a worker is killed."""
     model = Model(OPTIMISERS["adam"], gf.parallel.Data(2, tables=["table*"]))
     with gf.Session(gf.Cluster.local(2), checkpoint=folder, every=3) as s:
@@ -90,6 +90,6 @@ def trained(folder: Path, dying: int | None) -> list[Any]:
 @pytest.mark.every(2)
 @pytest.mark.parametrize("dying", [1, 4])
 def test_a_lost_owner_changes_no_bit(dying: int, tmp_path: Path) -> None:
-    want = trained(tmp_path / "alone", None)
-    for a, b in zip(trained(tmp_path / "killed", dying), want, strict=True):
+    want = run_training(tmp_path / "alone", None)
+    for a, b in zip(run_training(tmp_path / "killed", dying), want, strict=True):
         np.testing.assert_array_equal(a, b)

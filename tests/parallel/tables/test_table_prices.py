@@ -25,7 +25,7 @@ TWO = gf.Cluster.hypothetical(
 """What a session learned on this machine, busy as it may be, does not count."""
 
 
-def training(rows: int, width: int, lookups: int, optimizer: str, workers: int = 2) -> Any:
+def build_training(rows: int, width: int, lookups: int, optimizer: str, workers: int = 2) -> Any:
     """The ids, and the fetches of a step that trains a table."""
     ids = gf.placeholder("int64", (lookups,), name="ids")
     table = gf.variable(gf.init.normal((rows, width), 0.1), name="table")
@@ -34,8 +34,8 @@ def training(rows: int, width: int, lookups: int, optimizer: str, workers: int =
     return ids, [loss, OPTIMIZERS[optimizer]().minimize(loss, strategy=strategy)]
 
 
-def predicted(*case: Any) -> float:
-    return float(gf.plan(training(*case)[1], TWO).makespan)
+def predict_step(*case: Any) -> float:
+    return float(gf.plan(build_training(*case)[1], TWO).makespan)
 
 
 @settings(deadline=None, max_examples=12)
@@ -47,15 +47,15 @@ def test_a_step_costs_what_it_touches_and_a_larger_table_nothing_more(
     rows: int, width: int, half: int, optimizer: str
 ) -> None:
     case = width, 2 * half, optimizer
-    once, larger, more = predicted(rows, *case), predicted(9 * rows, *case), 0.0
+    once, larger, more = predict_step(rows, *case), predict_step(9 * rows, *case), 0.0
     assert larger == pytest.approx(once, rel=0.08)  # fewer ids occur twice
-    more = predicted(rows, width, 8 * half, optimizer)
+    more = predict_step(rows, width, 8 * half, optimizer)
     assert once < more < 4.2 * once
 
 
 def test_rows_that_occur_again_are_not_computed_again() -> None:
     """4,000 lookups in 500 rows fill an eighth of the room for distinct rows."""
-    few, many = predicted(4_000, 128, 4_000, "adam"), predicted(400_000, 128, 4_000, "adam")
+    few, many = predict_step(4_000, 128, 4_000, "adam"), predict_step(400_000, 128, 4_000, "adam")
     assert few < 0.8 * many
 
 
@@ -69,7 +69,7 @@ def test_predictions_before_traces_are_near_measured_steps(seed: int) -> None:
         lookups = 2 * int(np.exp(random.uniform(4.8, 9.2)))
         workers = int(random.integers(1, 3))
         optimizer = sorted(OPTIMIZERS)[random.integers(len(OPTIMIZERS))]
-        ids, step = training(rows, width, lookups, optimizer, workers)
+        ids, step = build_training(rows, width, lookups, optimizer, workers)
         batches = [random.integers(0, rows, lookups) for _ in range(8)]
         with gf.Session(gf.Cluster.local(workers, threads=1)) as s:
             for i in range(22):

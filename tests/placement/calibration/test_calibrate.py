@@ -196,12 +196,12 @@ def test_another_gpu_than_the_one_that_is_known_is_measured(
     made = calibrate.measure_machine
     there: list[str | None] = ["one, CuPy 14"]
 
-    def measured(kinds: Any) -> dict[str, Any]:
+    def measure_other_gpu(kinds: Any) -> dict[str, Any]:
         found: dict[str, Any] = made(kinds)
         found["devices"]["gpu"]["product"] = there[0]
         return found
 
-    monkeypatch.setattr(calibrate, "measure_machine", measured)
+    monkeypatch.setattr(calibrate, "measure_machine", measure_other_gpu)
     monkeypatch.setattr(calibrate, "gpu_product", lambda: there[0])
     first = profile(["gpu"], folder=tmp_path)
     assert profile(["gpu"], folder=tmp_path) == first

@@ -38,24 +38,24 @@ class Clock(KernelTimer):
         return self._times[call]
 
 
-def tried(factors: dict[str, float]) -> dict[str, Any]:
+def measure_scatter(factors: dict[str, float]) -> dict[str, Any]:
     ops = {name: {"launch": 1e-6, "rate": 1e9, "itemsize": 4} for name in OPS}
     known = speeds(ops=ops)
     return with_scatter(Clock(known, factors), known)
 
 
 def test_predictions_that_hold_have_the_least_scatter() -> None:
-    made = tried({})
+    made = measure_scatter({})
     assert is_scatter(made)
     assert made["scatter"]["all"][0] == held_out.LEAST_SCATTER
     assert all(entry["scatter"] <= held_out.LEAST_SCATTER for entry in made["ops"].values())
 
 
 def test_the_scatter_is_the_typical_error_and_the_own_one_of_an_op() -> None:
-    made = tried({name: 2.0 if i % 2 else 0.5 for i, name in enumerate(OPS)})
+    made = measure_scatter({name: 2.0 if i % 2 else 0.5 for i, name in enumerate(OPS)})
     typical = math.log(2.0) / 0.6745
     assert made["scatter"]["all"][0] == pytest.approx(typical)
-    wrong = tried({"exp": 8.0})
+    wrong = measure_scatter({"exp": 8.0})
     assert wrong["scatter"]["all"][0] == held_out.LEAST_SCATTER
     assert wrong["ops"]["exp"]["scatter"] > 1.0 > wrong["ops"]["tanh"]["scatter"]
 

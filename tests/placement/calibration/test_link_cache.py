@@ -39,7 +39,7 @@ class Wires:
         late = self.delays.pop() if self.delays else 0.0
         return 1e-4 + nbytes / self.rate.get(frozenset((source, target)), 1e9) + late
 
-    def measured(self, folder: Path, count: int = 3, **options: Any) -> int:
+    def measure_traffic(self, folder: Path, count: int = 3, **options: Any) -> int:
         """Bytes sent to learn of links between so many workers, which must be told as they are."""
         before = self.sent
         found = load_or_measure_links(self, ends(ADDRESSES[:count]), folder=folder, **options)
@@ -59,17 +59,17 @@ def wires() -> Wires:
 def test_links_are_measured_once_and_looked_at_in_later_sessions(
     wires: Wires, tmp_path: Path
 ) -> None:
-    first = wires.measured(tmp_path)
-    assert wires.measured(tmp_path) < first / 10
-    assert wires.measured(tmp_path, afresh=True) == first
+    first = wires.measure_traffic(tmp_path)
+    assert wires.measure_traffic(tmp_path) < first / 10
+    assert wires.measure_traffic(tmp_path, afresh=True) == first
 
 
 def test_a_link_that_changed_is_measured_anew_and_no_other(wires: Wires, tmp_path: Path) -> None:
-    first = wires.measured(tmp_path)
+    first = wires.measure_traffic(tmp_path)
     for rate in (1e8, 1e9, 2e9):  # slower, and faster
         wires.rate[frozenset((0, 2))] = rate
-        assert first / 3 < wires.measured(tmp_path) < first / 2
-        assert wires.measured(tmp_path) < first / 10
+        assert first / 3 < wires.measure_traffic(tmp_path) < first / 2
+        assert wires.measure_traffic(tmp_path) < first / 10
 
 
 def test_the_order_of_workers_in_a_file_does_not_matter(wires: Wires, tmp_path: Path) -> None:
@@ -83,18 +83,18 @@ def test_the_order_of_workers_in_a_file_does_not_matter(wires: Wires, tmp_path: 
 
 
 def test_a_message_that_comes_late_by_chance_is_sent_again(wires: Wires, tmp_path: Path) -> None:
-    wires.measured(tmp_path, 2)
+    wires.measure_traffic(tmp_path, 2)
     wires.delays = [1.0] * (TRIES - 1)
-    assert wires.measured(tmp_path, 2) < 4 * SIZES[1]
+    assert wires.measure_traffic(tmp_path, 2) < 4 * SIZES[1]
 
 
 def test_what_is_old_is_measured_anew(
     wires: Wires, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, now = wires.measured(tmp_path), network.time.time()
+    first, now = wires.measure_traffic(tmp_path), network.time.time()
     for later in (TRUSTED_SECONDS + 60, -60):  # or of tomorrow: the clock was set back
         monkeypatch.setattr(network.time, "time", lambda later=later: now + later)
-        assert wires.measured(tmp_path) == first
+        assert wires.measure_traffic(tmp_path) == first
         monkeypatch.undo()
 
 
@@ -116,9 +116,9 @@ def test_what_is_old_is_measured_anew(
 )
 def test_a_damaged_file_is_measured_anew(wires: Wires, tmp_path: Path, text: str) -> None:
     network_path(tmp_path).write_bytes(text.encode("latin-1"))
-    first = wires.measured(tmp_path, 2)
+    first = wires.measure_traffic(tmp_path, 2)
     assert first > sum(SIZES)
-    assert wires.measured(tmp_path, 2) < first / 10
+    assert wires.measure_traffic(tmp_path, 2) < first / 10
 
 
 def test_where_nothing_can_be_kept_links_are_measured_each_time(
@@ -126,4 +126,4 @@ def test_where_nothing_can_be_kept_links_are_measured_each_time(
 ) -> None:
     (tmp_path / "file").touch()
     folder = tmp_path / "file" / "cache"
-    assert wires.measured(folder) == wires.measured(folder) > sum(SIZES)
+    assert wires.measure_traffic(folder) == wires.measure_traffic(folder) > sum(SIZES)

@@ -30,7 +30,7 @@ MATMUL = Bucket("|cpu|1", False, "matmul", "matmul", "float32", 40, 30)
 EXP = Bucket("|cpu|1", False, "elementwise", "exp", "float32", 20, 24)
 
 
-def taught(*ratios: float, bucket: Bucket = MATMUL) -> TraceCorrections:
+def learn_ratios(*ratios: float, bucket: Bucket = MATMUL) -> TraceCorrections:
     known = TraceCorrections("basis")
     for ratio in ratios:
         known.observe(bucket, ratio * 1e-3, 1e-3)
@@ -42,24 +42,29 @@ def like(bucket: Bucket, **changes: Any) -> Bucket:
 
 
 def test_a_bucket_has_the_median_of_its_ratios_whatever_one_step_suffered() -> None:
-    assert taught(2.0, 2.1, 1.9, 2.0, 400.0).factor(MATMUL) == pytest.approx(2.0)
+    assert learn_ratios(2.0, 2.1, 1.9, 2.0, 400.0).factor(MATMUL) == pytest.approx(2.0)
 
 
 def test_the_more_surprising_the_more_observations_it_takes() -> None:
-    assert taught(3.0).factor(MATMUL) == pytest.approx(3.0)
-    assert [taught(*[200.0] * n).factor(MATMUL) for n in (1, 2, 3, 4)] == [4.0, 16.0, 64.0, 200.0]
-    assert taught(0.01).factor(MATMUL) == 0.25
+    assert learn_ratios(3.0).factor(MATMUL) == pytest.approx(3.0)
+    assert [learn_ratios(*[200.0] * n).factor(MATMUL) for n in (1, 2, 3, 4)] == [
+        4.0,
+        16.0,
+        64.0,
+        200.0,
+    ]
+    assert learn_ratios(0.01).factor(MATMUL) == 0.25
 
 
 def test_what_was_learned_on_a_busy_machine_is_revised_by_a_few_later_steps() -> None:
-    known = taught(*[300.0] * SAMPLES)
+    known = learn_ratios(*[300.0] * SAMPLES)
     for _ in range(3):
         known.observe(MATMUL, 2e-3, 1e-3)
     assert known.factor(MATMUL) == pytest.approx(2.0)
 
 
 def test_the_same_node_beside_busy_neighbours_tells_more_than_another_one() -> None:
-    known = taught(3.0, bucket=EXP)
+    known = learn_ratios(3.0, bucket=EXP)
     known.observe(like(EXP, busy=True, flops=21), 9e-3, 1e-3)
     assert known.factor(like(EXP, busy=True)) == 3.0
     known.observe(like(EXP, busy=True), 5e-3, 1e-3)
@@ -74,14 +79,14 @@ def test_nothing_learned_corrects_nothing() -> None:
 
 
 def test_the_closest_bucket_of_an_op_tells_about_others_the_less_the_farther() -> None:
-    known = taught(3.0, bucket=EXP)
+    known = learn_ratios(3.0, bucket=EXP)
     near, far = like(EXP, flops=22, bytes=26), like(EXP, flops=60, bytes=64)
     assert 1.0 < known.factor(far) < known.factor(near) < 3.0
     assert known.factor(like(EXP, busy=True)) == pytest.approx(3.0, rel=0.2)
 
 
 def test_an_op_that_was_never_seen_takes_after_what_is_bound_by_the_same_on_its_device() -> None:
-    known = taught(3.0, bucket=EXP)
+    known = learn_ratios(3.0, bucket=EXP)
     known.observe(like(EXP, op="add", flops=2, bytes=4), 9e-3, 1e-3)  # tiny: mostly its launch
     assert known.factor(like(EXP, op="tanh")) == pytest.approx(3.0)
     assert known.factor(like(EXP, op="sum", kind="other")) == pytest.approx(3.0)
@@ -90,7 +95,7 @@ def test_an_op_that_was_never_seen_takes_after_what_is_bound_by_the_same_on_its_
 
 
 def test_a_product_that_reads_an_operand_across_is_another_one_of_the_same_op() -> None:
-    known = taught(3.0, bucket=MATMUL)
+    known = learn_ratios(3.0, bucket=MATMUL)
     across = like(MATMUL, op="matmul·b")
     assert 1.0 < known.factor(across) < 3.0
     known.observe(across, 1.5e-3, 1e-3)
@@ -138,7 +143,7 @@ def test_samples_and_buckets_are_bounded_and_the_latest_stay(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "BUCKETS", 10)
-    known = taught(*[9.0] * SAMPLES, *[2.0] * SAMPLES)
+    known = learn_ratios(*[9.0] * SAMPLES, *[2.0] * SAMPLES)
     assert known.factor(MATMUL) == 2.0
     for flops in range(100, 109):
         known.observe(like(MATMUL, flops=flops), 5e-3, 1e-3)
@@ -160,7 +165,7 @@ def test_what_is_kept_is_plain_and_comes_back(tmp_path: Path) -> None:
 
 
 def test_another_calibration_another_machine_or_another_format_begin_anew(tmp_path: Path) -> None:
-    known = taught(3.0)
+    known = learn_ratios(3.0)
     data = known.to_dict()
     assert TraceCorrections.from_dict(data, "basis").factor(MATMUL) == pytest.approx(3.0)
     assert not TraceCorrections.from_dict(data, "another")
@@ -178,7 +183,7 @@ _ODD: Any = st.recursive(
 
 @given(nodes=_ODD, links=_ODD)
 def test_a_damaged_file_is_empty_or_sane(nodes: Any, links: Any) -> None:
-    data = {**taught(2.0).to_dict(), "nodes": nodes, "links": links}
+    data = {**learn_ratios(2.0).to_dict(), "nodes": nodes, "links": links}
     read = TraceCorrections.from_dict(data, "basis")
     assert 1e-3 <= read.factor(MATMUL) <= 1e3
 
@@ -195,7 +200,7 @@ def test_a_file_that_is_no_lesson_is_rebuilt(text: str, tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    write_corrections(taught(2.0), tmp_path / "file")
+    write_corrections(learn_ratios(2.0), tmp_path / "file")
     assert not read_corrections(profile(), tmp_path / "file")
 
 
@@ -238,7 +243,7 @@ def test_lessons_about_steps_are_kept() -> None:
 
 
 def test_the_evidence_of_a_bucket_is_what_its_factor_rests_on() -> None:
-    known = taught(*[3.0] * 20, bucket=EXP)
+    known = learn_ratios(*[3.0] * 20, bucket=EXP)
     own, near = known.evidence(EXP), known.evidence(like(EXP, flops=30))
     assert own.is_own and not own.busy and len(own.ratios) == module.RECENT
     assert not near.is_own and len(near.ratios) == 1 and near.weight < 1
@@ -280,7 +285,7 @@ def test_whole_steps_tell_how_far_their_own_predictions_and_others_are_off() -> 
 
 
 def test_errors_of_steps_are_kept_and_files_without_them_are_read() -> None:
-    known = taught(2.0)
+    known = learn_ratios(2.0)
     known.observe_error("a", 4e-3, 1e-3)
     data = json.loads(json.dumps(known.to_dict()))
     assert TraceCorrections.from_dict(data, "basis").step_deviation("a") > 1.0

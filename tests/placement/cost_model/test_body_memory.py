@@ -49,12 +49,12 @@ def test_a_loop_holds_what_it_carries_twice_and_a_cond_its_larger_branch() -> No
 def test_an_alias_in_a_body_keeps_its_memory_alive() -> None:
     x = gf.placeholder("float32", (256,))
 
-    def kept(h: Tensor) -> Tensor:
+    def alias_and_add(h: Tensor) -> Tensor:
         y = gf.tanh(h)
         view = gf.reshape(y, (16, 16))
         return gf.reshape(gf.tanh(gf.tanh(view)) + view, (256,))
 
-    assert body_memory(holder(gf.checkpoint(kept)(x)), {}) == 3 * KIB
+    assert body_memory(holder(gf.checkpoint(alias_and_add)(x)), {}) == 3 * KIB
 
 
 def test_updates_swept_into_their_variables_take_no_memory() -> None:

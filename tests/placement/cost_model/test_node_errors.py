@@ -36,7 +36,9 @@ def errors_of(
     return alone.errors, shared.errors
 
 
-def taught(graph: Graph, op: str, ratios: list[float], busy: bool = False) -> TraceCorrections:
+def learn_ratios(
+    graph: Graph, op: str, ratios: list[float], busy: bool = False
+) -> TraceCorrections:
     times, learned = NodeTimes(graph, TWO, {}), TraceCorrections()
     node = next(node for node in times.nodes if node.op.name == op)
     bucket = times.bucket(node, device_classes(TWO)[TWO.devices[0]], busy, 1e-3)
@@ -65,14 +67,14 @@ def test_without_traces_calibration_is_the_basis() -> None:
 
 def test_traced_nodes_are_surer_and_say_how_often_they_were_observed() -> None:
     graph = small()
-    alone, _ = errors_of(graph, taught(graph, "sort", [2.0] * 7))
+    alone, _ = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7))
     assert (alone.deviation[row(graph, "sort"), :2] < 0.2).all()
     assert basis(alone, row(graph, "sort")) == "7 observations in traced steps"
 
 
 def test_nodes_like_traced_ones_are_less_sure_than_these() -> None:
     graph = small()
-    alone, _ = errors_of(graph, taught(graph, "sort", [2.0] * 7))
+    alone, _ = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7))
     sort, other = row(graph, "sort"), row(graph, "cumsum")
     assert basis(alone, other) == "similar ops in traced steps"
     assert alone.deviation[sort, 0] < alone.deviation[other, 0] < 0.4
@@ -81,8 +83,8 @@ def test_nodes_like_traced_ones_are_less_sure_than_these() -> None:
 def test_busy_neighbours_add_to_errors_unless_they_were_observed() -> None:
     graph = small()
     sort = row(graph, "sort")
-    _, guessed = errors_of(graph, taught(graph, "sort", [2.0] * 7))
-    _, known = errors_of(graph, taught(graph, "sort", [2.0] * 7, busy=True))
+    _, guessed = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7))
+    _, known = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7, busy=True))
     assert guessed.slowdown[sort, 0] > 0
     assert known.slowdown[sort, 0] == 0
     assert (known.deviation[:, :2] <= errors_of(graph)[1].deviation[:, :2] + 1e-12).all()
@@ -91,7 +93,7 @@ def test_busy_neighbours_add_to_errors_unless_they_were_observed() -> None:
 def test_nodes_of_one_bucket_err_together_and_others_do_not() -> None:
     x = placeholder("float32", (256, 256), name="x")
     graph = Graph([FUNCTIONS["sort"](x), FUNCTIONS["sort"](x * 2.0), FUNCTIONS["argsort"](x)])
-    learned = taught(graph, "sort", [1.0] * 3)
+    learned = learn_ratios(graph, "sort", [1.0] * 3)
     alone, shared = errors_of(graph, learned)
     nodes = [node for node in graph.nodes if node.op.name not in ("constant", "group")]
     sorts = [i for i, node in enumerate(nodes) if node.op.name == "sort"]

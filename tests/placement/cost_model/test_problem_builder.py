@@ -187,10 +187,10 @@ def test_given_numbers_replace_measured_ones() -> None:
 
 
 def test_a_described_cluster_needs_no_calibration(monkeypatch: pytest.MonkeyPatch) -> None:
-    def never(*args: object, **rest: object) -> None:
+    def fail(*args: object, **rest: object) -> None:
         raise AssertionError("calibrated")
 
-    monkeypatch.setattr("graphflow.placement.calibration.calibrate.profile", never)
+    monkeypatch.setattr("graphflow.placement.calibration.calibrate.profile", fail)
     cluster = Cluster.hypothetical(
         workers=2, flops=1e13, bandwidth=1e12, memory=1 << 34, link_bandwidth=1e10
     )

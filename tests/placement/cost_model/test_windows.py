@@ -25,7 +25,7 @@ FLOPS, LATENCY, BANDWIDTH = 1e6, 1e-4, 1e7  # of 64 bits
 PINS = ("/worker:0", "/worker:1", "/worker:2")
 
 
-def described(count: int = 3) -> Cluster:
+def build_cluster(count: int = 3) -> Cluster:
     """Workers whose speeds and links are given; only flops and messages take time."""
     workers = tuple(
         Worker(i, None, (Device(f"/worker:{i}/cpu:0", "cpu", 1 << 30, 1, 2 * FLOPS, 1e15, 0.0),))
@@ -38,7 +38,7 @@ def described(count: int = 3) -> Cluster:
 
 def plan(turns: Sequence[int], rules: TurnRules | None = None, **options: Any) -> gf.Plan:
     weights, order, _ = server_and_workers(START, turns, pins=PINS[: len(turns) + 1], rules=rules)
-    return gf.plan([weights, order], described(), **options)
+    return gf.plan([weights, order], build_cluster(), **options)
 
 
 def seconds_of_parts(workers: int) -> TurnSeconds:
@@ -113,7 +113,7 @@ def echo(pins: Sequence[str], rules: TurnRules | None = None) -> tuple[Tensor, T
 
 def test_operands_and_results_stay_with_their_parties() -> None:
     _, _, update = echo(PINS)
-    made = gf.plan(update, described(2))
+    made = gf.plan(update, build_cluster(2))
     assert made.placement["scale"] == "/worker:1/cpu:0"
     # the second party reads and makes what lives with it
     assert [row.target for row in made.transfers] == ["/client"]
@@ -122,7 +122,7 @@ def test_operands_and_results_stay_with_their_parties() -> None:
 
 def test_parties_without_rules_take_as_long_as_the_slowest() -> None:
     asked, answered, _ = echo(PINS)
-    (window,) = gf.plan([asked, answered], described()).windows
+    (window,) = gf.plan([asked, answered], build_cluster()).windows
     work = 4 * (SIZE / FLOPS + 8 * SIZE / BANDWIDTH + LATENCY)
     assert window.seconds == pytest.approx(work, rel=0.01)
     assert not window.bars and window.text == "2 parties"
@@ -131,7 +131,7 @@ def test_parties_without_rules_take_as_long_as_the_slowest() -> None:
 def test_parties_on_one_device_run_one_at_a_time() -> None:
     pins = ["/worker:0"] * 3
     weights, _, _ = server_and_workers(START, [3, 5], pins=pins)
-    (window,) = gf.plan(weights, described(1)).windows
+    (window,) = gf.plan(weights, build_cluster(1)).windows
     assert window.seconds == pytest.approx(8 * 3 * SIZE / FLOPS, rel=0.02)
     assert not window.links
 

@@ -244,7 +244,7 @@ def test_search_finds_the_optimum_of_both_papers(placer: str) -> None:
     assert makespan(arabnejad(), placer) == 113.0
 
 
-def packed(devices: int, seed: int) -> tuple[Problem, float]:
+def pack_devices(devices: int, seed: int) -> tuple[Problem, float]:
     """Equal devices, free transfers, and an optimum that is known: every device is cut into nodes
     without idling, and only nodes that follow each other in time are joined by edges.
     """
@@ -269,7 +269,7 @@ def test_auto_is_within_half_a_percent_of_known_optima_on_equal_devices() -> Non
     found = []
     for devices in (2, 4, 8):
         for seed in range(3):
-            problem, optimum = packed(devices, seed)
+            problem, optimum = pack_devices(devices, seed)
             found.append(makespan(problem, "auto") / optimum)
     assert min(found) >= 1.0
     assert np.mean(found) <= 1.005

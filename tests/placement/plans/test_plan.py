@@ -66,7 +66,7 @@ def two_towers(width: int = 1024) -> tuple[Tensor, Tensor, list[Tensor]]:
     return x, loss, [loss, SGD(0.1).minimize(loss)]
 
 
-def planned(cluster: Cluster = TWO, links: dict[str, Any] | None = None, **options: Any) -> Plan:
+def make_plan(cluster: Cluster = TWO, links: dict[str, Any] | None = None, **options: Any) -> Plan:
     x, _, fetches = two_towers()
     graph = optimize(Graph(fetches))
     shapes: dict[Node, tuple[int, ...]] = {x.node: (64, 32)}
@@ -74,7 +74,7 @@ def planned(cluster: Cluster = TWO, links: dict[str, Any] | None = None, **optio
     return plan_graph(graph, cluster, shapes, bind(graph, shapes), profiles=profiles, **options)
 
 
-def _used(made: Plan) -> set[str]:
+def _list_used_devices(made: Plan) -> set[str]:
     return {node.device for node in made.nodes if node.finish > node.start}
 
 
@@ -82,8 +82,8 @@ def _used(made: Plan) -> set[str]:
 
 
 def test_towers_are_shared_out_where_that_is_predicted_to_pay() -> None:
-    made = planned()
-    assert _used(made) == set(TWO.devices)
+    made = make_plan()
+    assert _list_used_devices(made) == set(TWO.devices)
     best = min(v for name, v in made.baselines.items() if name.startswith("one device"))
     assert made.makespan < 0.75 * best
     for i in range(2):
@@ -92,16 +92,16 @@ def test_towers_are_shared_out_where_that_is_predicted_to_pay() -> None:
 
 
 def test_towers_stay_together_where_transfers_are_dear() -> None:
-    made = planned(links=SLOW)
-    assert len(_used(made)) == 1
-    assert {t.target for t in made.transfers} <= {*_used(made), "/client"}
+    made = make_plan(links=SLOW)
+    assert len(_list_used_devices(made)) == 1
+    assert {t.target for t in made.transfers} <= {*_list_used_devices(made), "/client"}
     assert made.makespan == min(made.baselines.values())
 
 
 @pytest.mark.parametrize("placer", ["greedy", "auto"])
 def test_a_plan_is_never_slower_than_one_device_or_round_robin(placer: str) -> None:
     for links in (None, SLOW, {"process": [1e-3, 1e8]}):
-        made = planned(links=links, placer=placer)
+        made = make_plan(links=links, placer=placer)
         assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
 
 
@@ -123,7 +123,7 @@ def test_no_lesson_of_a_busy_machine_makes_a_plan_slower_than_a_baseline(
     for lone in (1, 1000):  # a step on one worker costs nothing on top, or by far the most
         learned.observe_step("process", 1, 1e-3, 1e-3 * lone)
         learned.observe_step("process", 2, 1e-3, 1e-3)
-        made = planned(links={"process": [1e-2, 1e8]}, placer=placer, learned=learned)
+        made = make_plan(links={"process": [1e-2, 1e8]}, placer=placer, learned=learned)
         assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9)
     quiet, busy = build_problems(graph, TWO, sizes, learned=learned)
     assert (quiet.problem.compute <= busy.problem.compute).all()
@@ -131,12 +131,12 @@ def test_no_lesson_of_a_busy_machine_makes_a_plan_slower_than_a_baseline(
 
 def test_with_pins_on_several_devices_baselines_have_busy_neighbours_too() -> None:
     for pinned in itertools.product(("/worker:0", "/worker:1", "cpu"), repeat=4):
-        graph = optimize(Graph(_pinned(*pinned)))
+        graph = optimize(Graph(_build_pinned_sums(*pinned)))
         made = plan_graph(graph, TWO, {}, {}, profiles={0: profile(), 1: profile()})
         assert made.makespan <= min(made.baselines.values()) * (1 + 1e-9), pinned
 
 
-def _pinned(*names: str) -> list[Tensor]:
+def _build_pinned_sums(*names: str) -> list[Tensor]:
     sums = []
     for i, name in enumerate(names):
         with device(name):
@@ -146,7 +146,7 @@ def _pinned(*names: str) -> list[Tensor]:
 
 
 def test_on_one_device_the_step_takes_the_sum_of_its_nodes() -> None:
-    made = planned(Cluster.here(threads=1))
+    made = make_plan(Cluster.here(threads=1))
     assert made.makespan == pytest.approx(sum(n.finish - n.start for n in made.nodes))
     assert made.makespan == pytest.approx(
         sum(n.candidates.get("/worker:0/cpu:0", 0.0) for n in made.nodes)
@@ -155,15 +155,15 @@ def test_on_one_device_the_step_takes_the_sum_of_its_nodes() -> None:
 
 
 def test_one_device_is_predicted_without_a_busy_neighbour() -> None:
-    alone = planned(Cluster.local(workers=1, threads=1))
-    assert planned().baselines["one device: /worker:0/cpu:0"] == pytest.approx(alone.makespan)
+    alone = make_plan(Cluster.local(workers=1, threads=1))
+    assert make_plan().baselines["one device: /worker:0/cpu:0"] == pytest.approx(alone.makespan)
 
 
 def test_planning_twice_gives_the_same_plan() -> None:
     def rounds(made: Plan) -> str:
         return str(dataclasses.asdict(dataclasses.replace(made, model=None, nodes=())))
 
-    first, second = planned(), planned()
+    first, second = make_plan(), make_plan()
     assert rounds(first) == rounds(second)
     assert [dataclasses.replace(n, location="") for n in first.nodes] == [
         dataclasses.replace(n, location="") for n in second.nodes
@@ -171,11 +171,11 @@ def test_planning_twice_gives_the_same_plan() -> None:
 
 
 def test_other_placers_are_taken_at_their_word() -> None:
-    made = planned(links=SLOW, placer="round_robin")
-    assert _used(made) == set(TWO.devices)
+    made = make_plan(links=SLOW, placer="round_robin")
+    assert _list_used_devices(made) == set(TWO.devices)
     assert made.makespan == pytest.approx(made.baselines["round robin"])
     with pytest.raises(PlacementError, match="greedy"):
-        planned(placer="gready")
+        make_plan(placer="gready")
 
 
 def test_pins_and_homes_are_kept() -> None:
@@ -280,7 +280,7 @@ def test_sizes_that_no_machine_has_are_too_large_and_no_accident() -> None:
 
 
 def test_placeholders_are_with_the_client_and_constants_and_groups_have_no_place() -> None:
-    made = planned()
+    made = make_plan()
     assert made.placement["x"] == "/client"
     assert {n.op for n in made.nodes}.isdisjoint({"constant", "group"})
     assert set(made.peak_memory) == set(TWO.devices)
@@ -288,7 +288,7 @@ def test_placeholders_are_with_the_client_and_constants_and_groups_have_no_place
 
 
 def test_nodes_come_in_order_and_devices_do_one_thing_at_a_time() -> None:
-    made = planned()
+    made = make_plan()
     seen: set[str] = set()
     for node in made.nodes:
         assert seen.issuperset(node.inputs)
@@ -323,7 +323,7 @@ def test_transfers_are_numbered_as_the_partition_numbers_its_edges() -> None:
 
 
 def test_explaining_tells_place_times_waits_and_what_moving_would_do() -> None:
-    made = planned()
+    made = make_plan()
     name = next(n.name for n in made.nodes if n.op == "matmul" and n.device == TWO.devices[1])
     told = made.explain(name)
     assert f"{name}: matmul on {TWO.devices[1]}, made at test_plan.py:" in told
@@ -340,7 +340,7 @@ def test_explaining_a_pinned_node_tells_what_took_the_choice_away() -> None:
 
 
 def test_every_node_can_be_explained() -> None:
-    made = planned()
+    made = make_plan()
     for node in made.nodes:
         assert made.explain(node.name).startswith(f"{node.name}: {node.op} on {node.device}")
         assert node.why
@@ -348,11 +348,11 @@ def test_every_node_can_be_explained() -> None:
 
 def test_an_unknown_name_is_an_error_with_near_ones() -> None:
     with pytest.raises(PlanError, match=r"'matmull'.*did you mean.*'matmul'"):
-        planned().explain("matmull")
+        make_plan().explain("matmull")
 
 
 def test_comparing_plans_lists_what_moved() -> None:
-    made, other = planned(), planned(links=SLOW)
+    made, other = make_plan(), make_plan(links=SLOW)
     told = made.compare(other)
     moved = [n for n, d in made.placement.items() if other.placement[n] != d]
     assert f"{len(moved)} of {len(made.nodes)} nodes" in told
@@ -360,7 +360,7 @@ def test_comparing_plans_lists_what_moved() -> None:
 
 
 def test_a_plan_becomes_a_networkx_graph() -> None:
-    made = planned()
+    made = make_plan()
     graph = made.to_networkx()
     assert set(graph.nodes) == set(made.placement)
     assert graph.nodes["x"]["device"] == "/client"
@@ -369,7 +369,7 @@ def test_a_plan_becomes_a_networkx_graph() -> None:
 
 
 def test_the_short_text_names_devices_and_baselines() -> None:
-    text = str(planned())
+    text = str(make_plan())
     assert all(name in text for name in (*TWO.devices, "round robin", "one device"))
 
 
@@ -390,7 +390,7 @@ def test_of_many_devices_without_nodes_only_the_number_is_told(tmp_path: Path) -
 def test_a_saved_plan_equals_the_loaded_one_to_the_last_bit(tmp_path: Path) -> None:
     measured = MeasuredSteps(0.1, (Interval("/worker:0/cpu:0", "n", 0.1 + 0.2, 1 / 3, "compute"),),
                         {"/worker:0/cpu:0": 7}, 3)  # fmt: skip
-    made = planned().with_measured(measured)
+    made = make_plan().with_measured(measured)
     loaded = Plan.load(made.save(tmp_path / "plan.json"))
     assert loaded == made
     assert loaded.timeline == made.timeline
@@ -452,7 +452,7 @@ def test_a_file_that_is_no_plan_is_refused(tmp_path: Path, text: str, told: str)
         Plan.load(path)
 
 
-def _damaged(data: dict[str, Any]) -> list[dict[str, Any]]:
+def _list_damaged_plans(data: dict[str, Any]) -> list[dict[str, Any]]:
     nodes, model = data["nodes"], data["model"]
     return [
         {**data, "nodes": [{**nodes[0], "device": 3}, *nodes[1:]]},
@@ -468,8 +468,8 @@ def _damaged(data: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_a_damaged_plan_is_refused(tmp_path: Path) -> None:
-    path = planned().save(tmp_path / "plan.json")
-    for damaged in _damaged(json.loads(path.read_text())):
+    path = make_plan().save(tmp_path / "plan.json")
+    for damaged in _list_damaged_plans(json.loads(path.read_text())):
         path.write_text(json.dumps(damaged))
         with pytest.raises(PlanError, match="damaged") as refused:
             Plan.load(path)
@@ -480,9 +480,9 @@ def test_a_missing_file_and_an_unknown_suffix_are_errors(tmp_path: Path) -> None
     with pytest.raises(PlanError, match="cannot read"):
         Plan.load(tmp_path / "none.json")
     with pytest.raises(PlanError, match=r"\.html, \.svg, \.json, \.dot"):
-        planned().save(tmp_path / "plan.pdf")
+        make_plan().save(tmp_path / "plan.pdf")
     with pytest.raises(PlanError, match="cannot write"):
-        planned().save(tmp_path / "none" / "plan.json")
+        make_plan().save(tmp_path / "none" / "plan.json")
 
 
 # gf.plan --------------------------------------------------------------------------------------
@@ -552,11 +552,11 @@ def test_a_graph_without_work_has_a_plan() -> None:
 
 
 def test_a_plan_made_against_a_clock_says_so_and_keeps_saying_so(tmp_path: Path) -> None:
-    limited = planned(placer=Auto(seconds=0.01))
+    limited = make_plan(placer=Auto(seconds=0.01))
     assert not limited.reproducible and "not reproducible" in str(limited)
     read = Plan.load(limited.save(tmp_path / "plan.json"))
     assert not read.reproducible and read == limited
-    free = planned(placer="auto")
+    free = make_plan(placer="auto")
     assert free.reproducible and "reproducible" not in str(free)
     older = json.loads(free.save(tmp_path / "free.json").read_text())
     del older["reproducible"]

@@ -222,7 +222,7 @@ def test_with_shared_links_too_an_order_gives_the_times_of_its_schedule(
 def test_placers_see_that_a_card_is_shared(placer: str) -> None:
     # Four sources on host 0 feed four long nodes; a wide card makes host 1 worth it, a narrow one
     # does not, for it is shared.
-    def made(width: float) -> Problem:
+    def make_problem(width: float) -> Problem:
         compute = np.full((8, 8), np.inf)
         compute[:4, :4], compute[4:, :] = 0.1, 10.0
         for i in range(4):
@@ -239,10 +239,12 @@ def test_placers_see_that_a_card_is_shared(placer: str) -> None:
         )
 
     for width in (4.0, 0.1):
-        problem = made(width)
+        problem = make_problem(width)
         answer = place(problem, placer)
         assert np.array_equal(place(problem, placer).device, answer.device)
-    wide, narrow = (simulate(made(w), place(made(w), placer)).makespan for w in (4.0, 0.1))
+    wide, narrow = (
+        simulate(make_problem(w), place(make_problem(w), placer)).makespan for w in (4.0, 0.1)
+    )
     assert wide == pytest.approx(15.1)
     if placer != "heft":  # which prices transfers without contention, as its paper does
         assert narrow <= 70.0

@@ -118,7 +118,7 @@ def test_devices_and_idle_times_are_told() -> None:
 
 
 @st.composite
-def placed(draw: st.DrawFn) -> tuple[Problem, list[int]]:
+def draw_placed_problem(draw: st.DrawFn) -> tuple[Problem, list[int]]:
     problem = draw(problems())
     seed = draw(st.integers(0, 2**32 - 1))
     rng = np.random.default_rng(seed)
@@ -132,7 +132,7 @@ def placed(draw: st.DrawFn) -> tuple[Problem, list[int]]:
     ]
 
 
-@given(placed())
+@given(draw_placed_problem())
 def test_no_device_does_two_things_at_once_and_every_input_arrives_first(
     case: tuple[Problem, list[int]],
 ) -> None:
@@ -154,7 +154,7 @@ def test_no_device_does_two_things_at_once_and_every_input_arrives_first(
     assert timeline.makespan == max(timeline.finish.tolist())
 
 
-@given(placed())
+@given(draw_placed_problem())
 def test_a_link_under_contention_moves_one_tensor_at_a_time(
     case: tuple[Problem, list[int]],
 ) -> None:
@@ -174,7 +174,7 @@ def test_a_link_under_contention_moves_one_tensor_at_a_time(
                 assert np.array_equal(on_link["start"], timeline.finish[on_link["node"]])
 
 
-@given(placed(), st.integers(0, 2**32 - 1))
+@given(draw_placed_problem(), st.integers(0, 2**32 - 1))
 def test_simulating_the_order_of_a_schedule_gives_the_same_times(
     case: tuple[Problem, list[int]], seed: int
 ) -> None:
@@ -188,7 +188,7 @@ def test_simulating_the_order_of_a_schedule_gives_the_same_times(
     assert timeline.peak_memory.tolist() == peak_memory(problem, made).tolist()
 
 
-@given(placed())
+@given(draw_placed_problem())
 def test_peak_memory_is_at_least_what_is_alive_when_any_node_runs(
     case: tuple[Problem, list[int]],
 ) -> None:

@@ -54,7 +54,7 @@ def defined_loads(problem: Problem, device: np.ndarray, host: int) -> np.ndarray
     return loads
 
 
-def possible(problem: Problem, device: np.ndarray) -> bool:
+def is_possible(problem: Problem, device: np.ndarray) -> bool:
     for p in range(problem.devices):
         if problem.memory[device == p].sum() > problem.capacity[p]:
             return False
@@ -67,7 +67,7 @@ def least_max_load(problem: Problem, host: int, contiguous: bool) -> float:
     least = np.inf
     for choice in product(range(problem.devices), repeat=problem.nodes):
         device = np.array(choice)
-        if possible(problem, device) and not (
+        if is_possible(problem, device) and not (
             contiguous and not is_contiguous(problem, device, forward)
         ):
             least = min(least, defined_loads(problem, device, host).max())
@@ -78,7 +78,7 @@ def least_max_load(problem: Problem, host: int, contiguous: bool) -> float:
 def test_annealing_finds_the_optimum_of_tiny_graphs(seed: int) -> None:
     problem = host_routed(np.random.default_rng(seed), 7, 2, capacity=4)
     split = split_stages(problem, 2, hosts=[2], budget=60_000, pivots=2_000)
-    assert possible(problem, split.device)
+    assert is_possible(problem, split.device)
     assert split.max_load == pytest.approx(least_max_load(problem, 2, contiguous=False))
     assert split.bound <= split.max_load + 1e-9
 
@@ -116,7 +116,7 @@ def test_every_split_keeps_groups_and_memory_and_loads_are_as_defined(
 ) -> None:
     problem = host_routed(np.random.default_rng(seed), n, stages, capacity=3)
     split = split_stages(problem, stages, hosts=[stages], budget=3_000, pivots=100)
-    assert possible(problem, split.device)
+    assert is_possible(problem, split.device)
     assert split.loads == pytest.approx(defined_loads(problem, split.device, stages))
     assert split.bound <= split.max_load + 1e-9
     assert split.max_load == pytest.approx(min(value for _, value in split.tried))
@@ -252,7 +252,7 @@ def test_neighbourhoods_keep_what_fits_and_never_get_worse(seed: int) -> None:
 # PipeDream ------------------------------------------------------------------------------------
 
 
-def replicated(layers: np.ndarray, i: int, j: int, levels: list[Level]) -> float:
+def enumerate_replications(layers: np.ndarray, i: int, j: int, levels: list[Level]) -> float:
     """Least seconds of layers i..j-1 on one machine of the last level, by enumeration."""
     if not levels:
         return float(layers[i:j, 0].sum())
@@ -260,18 +260,21 @@ def replicated(layers: np.ndarray, i: int, j: int, levels: list[Level]) -> float
     least = np.inf
     for m in range(1, level.workers + 1):
         alone = max(
-            replicated(layers, i, j, below), 2 * (m - 1) * layers[i:j, 2].sum() / level.bandwidth
+            enumerate_replications(layers, i, j, below),
+            2 * (m - 1) * layers[i:j, 2].sum() / level.bandwidth,
         )
         if m == level.workers:
             least = min(least, alone / m)
     for s in range(i + 1, j):
         for m in range(1, level.workers):
             stage = max(
-                replicated(layers, s, j, below),
+                enumerate_replications(layers, s, j, below),
                 2 * (m - 1) * layers[s:j, 2].sum() / level.bandwidth,
             ) / m  # fmt: skip
             sent = 2 * layers[s - 1, 1] / level.bandwidth
-            rest = replicated(layers, i, s, [*below, Level(level.workers - m, level.bandwidth)])
+            rest = enumerate_replications(
+                layers, i, s, [*below, Level(level.workers - m, level.bandwidth)]
+            )
             least = min(least, max(stage, sent, rest))
     return least
 
@@ -282,7 +285,7 @@ def test_pipedream_agrees_with_enumeration_on_tiny_chains(seed: int) -> None:
     layers = rng.integers(1, 20, (5, 3)).astype(float)
     levels = [Level(2, 8.0), Level(3, 2.0)]
     plan = pipedream_plan(*layers.T, levels)
-    assert plan.seconds == pytest.approx(replicated(layers, 0, 5, levels))
+    assert plan.seconds == pytest.approx(enumerate_replications(layers, 0, 5, levels))
     assert sum(stage.replicas for stage in plan.stages) == 3
     assert [s.start for s in plan.stages] == [0, *(s.stop for s in plan.stages[:-1])]
     assert plan.stages[-1].stop == 5

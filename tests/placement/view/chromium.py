@@ -84,7 +84,7 @@ class Page:
         assert "exceptionDetails" not in done, done
         return done["result"].get("value")
 
-    def until(self, code: str, seconds: float = 20.0) -> Any:
+    def wait_until(self, code: str, seconds: float = 20.0) -> Any:
         """Wait until an expression is true."""
         end = time.monotonic() + seconds
         while not (value := self.evaluate(code)):
@@ -125,7 +125,7 @@ class Page:
         return self._loop.run_until_complete(asyncio.wait_for(work, 60))
 
     def _send(self, method: str, **values: Any) -> Any:
-        return self._run(self._asked(method, **values))
+        return self._run(self._send_command(method, **values))
 
     async def _open(self) -> None:
         from tornado.httpclient import AsyncHTTPClient
@@ -142,20 +142,20 @@ class Page:
             tab["webSocketDebuggerUrl"], max_message_size=1 << 28
         )
         for domain in ("Page", "Runtime", "Log", "Network"):
-            await self._asked(f"{domain}.enable")
+            await self._send_command(f"{domain}.enable")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if self._dark else "light"}
-        await self._asked("Emulation.setEmulatedMedia", features=[scheme])
+        await self._send_command("Emulation.setEmulatedMedia", features=[scheme])
         if self._width < 500:  # the least that a window can have
             size = {"width": self._width, "height": 900, "deviceScaleFactor": 1, "mobile": True}
-            await self._asked("Emulation.setDeviceMetricsOverride", **size)
-        await self._asked("Page.navigate", url=self._url)
+            await self._send_command("Emulation.setDeviceMetricsOverride", **size)
+        await self._send_command("Page.navigate", url=self._url)
         while True:
-            ready = await self._asked("Runtime.evaluate", expression=self._ready)
+            ready = await self._send_command("Runtime.evaluate", expression=self._ready)
             if ready.get("result", {}).get("value") or self.errors:
                 return
             await asyncio.sleep(0.1)
 
-    async def _asked(self, method: str, **values: Any) -> Any:
+    async def _send_command(self, method: str, **values: Any) -> Any:
         self._count += 1
         number = self._count
         await self._socket.write_message(

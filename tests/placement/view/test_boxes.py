@@ -20,7 +20,14 @@ from graphflow.placement.plans.plan import Plan
 from graphflow.placement.view.page import html
 from graphflow.placement.view.page.payload import pack, payload
 from tests.placement.view.chromium import Page, find
-from tests.placement.view.view_plans import Drawing, holding, hostile, kernels, network, towers
+from tests.placement.view.view_plans import (
+    Drawing,
+    hostile,
+    kernels,
+    network,
+    plan_nested_bodies,
+    towers,
+)
 
 pytestmark = pytest.mark.browser
 
@@ -93,7 +100,7 @@ def show(page: Page, plan: Plan) -> None:
         f"window.loaded = false; {LOAD.format(pack(payload(plan)))}.then(() => {{"
         "window.loaded = true})"
     )
-    page.until("window.loaded")
+    page.wait_until("window.loaded")
 
 
 def check(page: Page, opened: str) -> dict[str, Any]:
@@ -187,7 +194,7 @@ def example(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "make", [pipeline, digits, towers, kernels, holding, hostile, lambda: network(3000)],
+    "make", [pipeline, digits, towers, kernels, plan_nested_bodies, hostile, lambda: network(3000)],
     ids=["pipeline", "digits", "towers", "kernels", "holding", "hostile", "large"],
 )  # fmt: skip
 def test_boxes_of_models_are_apart_or_nested_in_any_state(

@@ -95,16 +95,16 @@ def test_edges_of_a_frame_and_those_that_leave_it_run_beside_its_boxes(
     for key, path in made["paths"].items():
         side, *ends = [key, *map(int, key.split(","))] if "," in key else key.split(" ")
         first, *last = map(int, ends)
-        down = side == "bottom" if not last else path_goes_down(boxes, first, *last)
+        down = side == "bottom" if not last else leads_down(boxes, first, *last)
         start = [low[first][0] + size[first][0] / 2, low[first][1] + down * size[first][1]]
         end = [[low[i][0] + size[i][0] / 2, low[i][1] + (not down) * size[i][1]] for i in last]
-        points = along(np.array([start, *path, *end]))
+        points = sample_curves(np.array([start, *path, *end]))
         others = [i for i in range(len(boxes)) if i not in (first, *last)]
         inside = (points[:, None] > low[others] + 1) & (points[:, None] < (low + size)[others] - 1)
         assert not inside.all(axis=-1).any(), (key, points[inside.all(axis=-1).any(axis=1)])
 
 
-def along(points: np.ndarray, steps: int = 12) -> np.ndarray:
+def sample_curves(points: np.ndarray, steps: int = 12) -> np.ndarray:
     """Points on the curves from each of `points` (n, 2) to the next, which leave and arrive
     vertically: ((n - 1) * steps, 2)."""
     t = np.linspace(0, 1, steps)[None, :, None]
@@ -116,7 +116,7 @@ def along(points: np.ndarray, steps: int = 12) -> np.ndarray:
     return np.asarray(curve.reshape(-1, 2))
 
 
-def path_goes_down(boxes: list[dict[str, int]], first: int, last: int) -> bool:
+def leads_down(boxes: list[dict[str, int]], first: int, last: int) -> bool:
     return boxes[first]["column"] < boxes[last]["column"] or (
         boxes[first]["column"] == boxes[last]["column"] and boxes[first]["y"] < boxes[last]["y"]
     )

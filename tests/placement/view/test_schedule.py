@@ -9,7 +9,7 @@ import pytest
 
 from graphflow.placement.plans.plan import Plan
 from graphflow.placement.view.schedule import FAR, LEFT, RIGHT, WIDTH, axes, legend, picture, rows
-from tests.placement.view.view_plans import Drawing, measured
+from tests.placement.view.view_plans import Drawing, add_measurements
 
 
 def pipeline() -> Plan:
@@ -30,14 +30,14 @@ def widths(text: str) -> list[float]:
 
 
 def test_predicted_and_measured_of_similar_length_share_an_axis() -> None:
-    drawn = rows(measured(pipeline(), 1.5))
+    drawn = rows(add_measurements(pipeline(), 1.5))
     assert axes(drawn)["predicted"] == axes(drawn)["measured"]
     assert "axis" not in legend(drawn)
 
 
 @pytest.mark.parametrize("slower", [100.0, 0.01])
 def test_a_step_that_took_far_longer_or_shorter_has_an_axis_of_its_own(slower: float) -> None:
-    drawn = rows(measured(pipeline(), slower))
+    drawn = rows(add_measurements(pipeline(), slower))
     found = axes(drawn)
     spans = {kind: end - begin for kind, (begin, end) in found.items()}
     assert max(spans.values()) > FAR * min(spans.values())
@@ -58,7 +58,7 @@ def test_a_plan_that_was_not_run_has_one_axis() -> None:
 
 
 def test_a_common_axis_of_time_has_round_numbers_with_units() -> None:
-    drawn = rows(measured(pipeline(), 1.5))
+    drawn = rows(add_measurements(pipeline(), 1.5))
     told = re.findall(
         r'<text x="([\d.]+)" y="\d+" text-anchor="middle"[^>]*>([^<]+)</text>', picture(drawn)
     )
@@ -69,5 +69,5 @@ def test_a_common_axis_of_time_has_round_numbers_with_units() -> None:
         time = 0.0 if label == "0" else float(label.split()[0]) / 1e3
         scale = (WIDTH - LEFT - RIGHT) / (end - begin)
         assert x == pytest.approx(LEFT + (time - begin) * scale, abs=1)
-    far = picture(rows(measured(pipeline(), 100.0)))
+    far = picture(rows(add_measurements(pipeline(), 100.0)))
     assert "<line" not in far  # two axes: the legend tells how long they are

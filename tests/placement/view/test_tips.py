@@ -40,7 +40,7 @@ console.log(JSON.stringify(told))
 """
 
 
-def told(plan: Plan) -> dict[str, Any]:
+def read_tips(plan: Plan) -> dict[str, Any]:
     """Return by name what is shown on hovering, and in the panel."""
     node = shutil.which("node")
     if node is None:
@@ -74,7 +74,7 @@ def uncertain(plan: Plan) -> Plan:
 
 def test_a_node_is_told_with_its_interval_and_its_basis() -> None:
     plan = uncertain(towers())
-    found = told(plan)
+    found = read_tips(plan)
     name = "tower1/dense0/matmul"
     node = plan.by_name[name]
     took = node.finish - node.start
@@ -87,10 +87,10 @@ def test_a_node_is_told_with_its_interval_and_its_basis() -> None:
 
 
 def test_without_an_interval_seconds_stand_alone() -> None:
-    for name, each in told(towers()).items():
+    for name, each in read_tips(towers()).items():
         assert " to " not in each["tip"]["took"].partition(", from")[0], name
         assert "known from" not in each["panel"]
 
 
 def test_a_group_has_no_interval_since_its_nodes_err_together_or_not() -> None:
-    assert " to " not in told(uncertain(towers()))["tower1"]["tip"]["took"]
+    assert " to " not in read_tips(uncertain(towers()))["tower1"]["tip"]["took"]

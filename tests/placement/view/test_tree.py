@@ -17,12 +17,12 @@ from graphflow.placement.view.page.payload import LINKS, pack, payload, unpack
 from graphflow.placement.view.tree import WIDEST, Group, tree
 from tests.placement.view.view_plans import (
     Drawing,
+    add_measurements,
     chain,
-    holding,
     hostile,
     kernels,
-    measured,
     network,
+    plan_nested_bodies,
     towers,
 )
 
@@ -120,17 +120,19 @@ def test_groups_stand_in_the_order_in_which_data_passes_them() -> None:
 
 
 def test_a_node_that_holds_bodies_is_a_group_of_what_they_hold() -> None:
-    data = payload(holding())
+    data = payload(plan_nested_bodies())
     names, found = data["nodes"]["name"], data["groups"]
     at = found["path"].index("net/scan")
     inside = names[found["from"][at] : found["to"][at]]
     assert inside[0] == "net/scan" == names[found["own"][at]]
-    assert set(inside[1:]) == {f"net/scan/{h.name}" for h in holding().by_name["net/scan"].holds}
+    assert set(inside[1:]) == {
+        f"net/scan/{h.name}" for h in plan_nested_bodies().by_name["net/scan"].holds
+    }
     cond = found["path"].index("net/scan/cond")
     assert found["parent"][cond] == at
     # What it holds has no seconds and no bytes of its own, and reads only within its body.
     assert sum(data["nodes"]["took"]) == pytest.approx(
-        sum(n.finish - n.start for n in holding().nodes)
+        sum(n.finish - n.start for n in plan_nested_bodies().nodes)
     )
     edges = {
         (names[a], names[b])
@@ -148,7 +150,7 @@ def test_the_critical_path_ends_with_the_step() -> None:
 
 
 def test_measured_bars_know_their_nodes() -> None:
-    data = payload(measured(towers()))
+    data = payload(add_measurements(towers()))
     bars, rows = data["timeline"]["bars"], data["timeline"]["rows"]
     of_nodes = [
         node

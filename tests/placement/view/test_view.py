@@ -26,7 +26,14 @@ from graphflow.placement.view.page import html
 from graphflow.placement.view.page.payload import KINDS, payload, unpack
 from graphflow.placement.view.scene import headlines, scene
 from graphflow.placement.view.text import printable, shorten, ticks
-from tests.placement.view.view_plans import HOSTILE, chain, hostile, kernels, measured, towers
+from tests.placement.view.view_plans import (
+    HOSTILE,
+    add_measurements,
+    chain,
+    hostile,
+    kernels,
+    towers,
+)
 
 SVG = "{http://www.w3.org/2000/svg}"
 # Attributes with which a page loads something, and the elements that exist to do so.
@@ -75,7 +82,7 @@ def read(page: str) -> Reader:
     return reader
 
 
-def packed(page: str) -> Any:
+def unpack_page(page: str) -> Any:
     """The plan's data inside its page."""
     found = re.search(r'id="gf-plan">([^<]*)<', page)
     assert found is not None
@@ -84,7 +91,7 @@ def packed(page: str) -> Any:
 
 @pytest.fixture(scope="module")
 def plan() -> Plan:
-    return measured(towers())
+    return add_measurements(towers())
 
 
 @pytest.fixture(scope="module")
@@ -127,7 +134,7 @@ def test_the_page_says_what_the_plan_says(page: str, plan: Plan) -> None:
     for device in plan.cluster.devices:
         assert device in text
         assert show_bytes(plan.cluster.device(device).memory) in text
-    assert set(packed(page)["nodes"]["name"]) == {node.name for node in plan.nodes}
+    assert set(unpack_page(page)["nodes"]["name"]) == {node.name for node in plan.nodes}
 
 
 def test_hostile_names_stay_text_in_the_page() -> None:
@@ -139,7 +146,7 @@ def test_hostile_names_stay_text_in_the_page() -> None:
     assert not [script for script in evil.scripts if script.strip().startswith("alert")]
     page = html.render(hostile())
     assert "<script>alert" not in page
-    names = packed(page)["nodes"]["name"]
+    names = unpack_page(page)["nodes"]["name"]
     assert names[0].startswith(HOSTILE[:20])
     assert not [letter for name in names for letter in name if letter in "\u202e\x1b\x00"]
 
@@ -156,12 +163,12 @@ def test_without_bokeh_one_line_says_what_to_install(
 ) -> None:
     real = builtins.__import__
 
-    def missing(name: str, *rest: Any, **more: Any) -> Any:
+    def import_without_bokeh(name: str, *rest: Any, **more: Any) -> Any:
         if name.partition(".")[0] == "bokeh":
             raise ImportError(name)
         return real(name, *rest, **more)
 
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setattr(builtins, "__import__", import_without_bokeh)
     with pytest.raises(PlanError, match=r"pip install 'graphflow\[viz\]'.*\.svg") as caught:
         html.render(plan)
     assert "\n" not in str(caught.value)

@@ -155,7 +155,7 @@ def _momentum(
     d.add(f"{name}/assign", "assign", worker, [at], shape, cost, why)
 
 
-def measured(plan: Plan, slower: float = 1.15, seed: int = 0) -> Plan:
+def add_measurements(plan: Plan, slower: float = 1.15, seed: int = 0) -> Plan:
     """The plan after a run in which everything took about `slower` times as long."""
     draw = random.Random(seed)
     bars = []
@@ -244,7 +244,7 @@ def kernels() -> Plan:
     return d.plan()
 
 
-def holding() -> Plan:
+def plan_nested_bodies() -> Plan:
     """A loop in a scope that holds a body with a branch in it."""
     d = Drawing(1)
     d.add("x", "placeholder", None, (), (4, 8))

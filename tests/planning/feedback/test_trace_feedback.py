@@ -125,12 +125,12 @@ def trace_fetches(
         compiled.trace.add_step(number, 0, round(truth.makespan * 1e9), spans, edges)
         compiled.traced.append(bindings)
 
-    def planned(learned: TraceCorrections, profiles: Mapping[int, Any]) -> Plan:
+    def make_plan(learned: TraceCorrections, profiles: Mapping[int, Any]) -> Plan:
         return plan_graph(
             compiled.graph, cluster, shapes, bindings, profiles=profiles, learned=learned
         )
 
-    return compiled, truth, planned
+    return compiled, truth, make_plan
 
 
 @pytest.mark.parametrize("cluster", [ONE, TWO], ids=["embedded", "two workers"])
@@ -191,22 +191,22 @@ def devices_that_compute(compiled: CompiledFetches) -> set[str]:
 def test_what_links_take_is_not_counted_again_in_a_steps_own_cost() -> None:
     asked = []
 
-    def timed(compiled: CompiledFetches, node: Node, shape: tuple[int, ...]) -> float:
+    def time_echo(compiled: CompiledFetches, node: Node, shape: tuple[int, ...]) -> float:
         asked.append(devices_that_compute(compiled))
         return 1e-3 * len(asked[-1])
 
-    one, two = step_cost(TWO, timed, 2e-4)
+    one, two = step_cost(TWO, time_echo, 2e-4)
     assert asked == [set(TWO.devices[:1]), set(TWO.devices)]
     assert (one, two) == pytest.approx((1e-3 - 2e-4, 2e-3 - 2e-4))  # twice the client's latency
-    assert step_cost(ONE, timed, 0.0) == pytest.approx((1e-3, 1e-3))
+    assert step_cost(ONE, time_echo, 0.0) == pytest.approx((1e-3, 1e-3))
 
 
 def test_the_clients_link_follows_from_echoed_messages() -> None:
-    def timed(compiled: CompiledFetches, node: Node, shape: tuple[int, ...]) -> float:
+    def time_echo(compiled: CompiledFetches, node: Node, shape: tuple[int, ...]) -> float:
         assert node.specs[0].shape == shape
         return 2 * (1e-4 + 4 * shape[0] / 1e9)  # there and back
 
-    assert client_link(timed, TWO.devices[0]) == pytest.approx((1e-4, 1e9))
+    assert client_link(time_echo, TWO.devices[0]) == pytest.approx((1e-4, 1e9))
 
 
 @pytest.mark.parametrize("keep", [True, False])

@@ -30,7 +30,7 @@ DELAYS = (0.002, 0.02, 0.04)
 """Seconds of an update, and of a turn of each worker."""
 
 
-def delayed(party: int, turn: object, x: Tensor) -> Tensor:
+def delay(party: int, turn: object, x: Tensor) -> Tensor:
     return hazards.sleep(x, seconds=DELAYS[party])
 
 
@@ -47,7 +47,7 @@ def nothing_learned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_traced_window_is_predicted(nothing_learned: None) -> None:
     """Before, nothing is known of what a user's function takes."""
     pins = [f"/worker:{i}" for i in range(3)]
-    weights, order, _ = server_and_workers(np.ones(5), [9, 5], pins=pins, disturb=delayed)
+    weights, order, _ = server_and_workers(np.ones(5), [9, 5], pins=pins, disturb=delay)
     cluster = gf.Cluster.local(3, threads=1)
     (before,) = gf.plan([weights, order], cluster).windows
     assert before.seconds < 0.1

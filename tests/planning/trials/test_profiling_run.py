@@ -31,14 +31,14 @@ PATIENT = ProfilingLimits(step_seconds=60.0, seconds=60.0, characters=10_000_000
 pytestmark = pytest.mark.usefixtures("own_cache")
 
 
-def training() -> tuple[list[Any], gf.Tensor]:
+def build_training() -> tuple[list[Any], gf.Tensor]:
     x = gf.placeholder("float32", (None, 64))
     h = gf.nn.relu(x @ gf.variable(np.ones((64, 64), "float32") / 64, name="w"))
     loss = gf.mean(gf.square(gf.nn.dropout(h, 0.5) - 1.0))
     return [loss, gf.optim.SGD(0.1, momentum=0.9).minimize(loss)], x
 
 
-def compiled(fetches: list[Any]) -> CompiledFetches:
+def compile_fetches(fetches: list[Any]) -> CompiledFetches:
     graph = Graph(fetches)
     return CompiledFetches(tuple(fetches), graph, optimize(graph))
 
@@ -48,9 +48,9 @@ def dims(fetches: list[Any], x: gf.Tensor, rows: int = 32) -> dict[str, int]:
 
 
 def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None:
-    fetches, x = training()
+    fetches, x = build_training()
     learned = TraceCorrections("a")
-    made = compiled(fetches)
+    made = compile_fetches(fetches)
     assert profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x)) > 0
     assert len(learned) > 5
     assert profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x)) == 0
@@ -58,7 +58,7 @@ def test_it_learns_of_every_node_that_takes_time_and_then_knows_enough() -> None
 
 def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a clock of the test's own, since other load on the machine would change the real one."""
-    fetches, x = training()
+    fetches, x = build_training()
     quiet, noisy = TraceCorrections("a"), TraceCorrections("a")
     ends = []
     for learned, share in ((quiet, 0.0), (noisy, 0.05)):
@@ -72,7 +72,7 @@ def test_a_processor_that_is_taken_away_teaches_nothing(monkeypatch: pytest.Monk
             return now
 
         monkeypatch.setattr("graphflow.planning.trials.profiling_run.thread_time_ns", clock)
-        made, sizes = compiled(fetches), dims(fetches, x)
+        made, sizes = compile_fetches(fetches), dims(fetches, x)
         profile_first_steps(learned, TWO, ClusterSurvey(), made, sizes, limits=PATIENT)
         ends.append(now)
     assert ends[1] > 10 * ends[0]  # so the mean of all steps would be wrong
@@ -88,9 +88,9 @@ def test_a_node_that_was_delayed_counts_with_the_least_of_some_steps() -> None:
 
 
 def test_beside_a_neighbour_it_learns_of_busy_devices() -> None:
-    fetches, x = training()
+    fetches, x = build_training()
     learned = TraceCorrections("a")
-    made = compiled(fetches)
+    made = compile_fetches(fetches)
     assert profile_first_steps(learned, TWO, ClusterSurvey(), made, dims(fetches, x), busy=True) > 0
     assert len(learned) > 5 and all(bucket.busy for bucket in learned._nodes)
     assert (
@@ -102,7 +102,7 @@ def test_beside_a_neighbour_it_learns_of_busy_devices() -> None:
 
 
 def test_a_session_gives_the_same_bits_with_and_without_it() -> None:
-    fetches, x = training()
+    fetches, x = build_training()
     data = np.random.default_rng(0).random((32, 64), "float32")
     seen = []
     for trial in (True, False):
@@ -168,12 +168,12 @@ def test_a_body_that_is_pinned_to_several_devices_is_not_tried_out_and_runs() ->
             return carry * 2.0, carry
 
     _, ys = gf.scan(body, x, gf.placeholder("float32", (3, 4), name="xs"))
-    made = compiled([ys])
+    made = compile_fetches([ys])
     assert profile_first_steps(TraceCorrections("a"), TWO, ClusterSurvey(), made, {}) == 0
 
 
 def test_the_first_plan_of_a_session_rests_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    fetches, x = training()
+    fetches, x = build_training()
     told: list[float] = []
     observe = TraceCorrections.observe
 
@@ -195,15 +195,17 @@ def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPa
     """In the order in which they were built, all would find a layer's weights in the cache."""
     orders: list[list[int]] = []
 
-    def noted(graph: Graph, devices: Any, order: Any, *rest: Any) -> Any:
+    def record_order(graph: Graph, devices: Any, order: Any, *rest: Any) -> Any:
         orders.append([node.turn for node in order or ()])
         return partition(graph, devices, order, *rest)
 
-    monkeypatch.setattr("graphflow.planning.trials.profiling_run.partition", noted)
-    fetches, x = training()
+    monkeypatch.setattr("graphflow.planning.trials.profiling_run.partition", record_order)
+    fetches, x = build_training()
     sizes = dims(fetches, x)
     assert (
-        profile_first_steps(TraceCorrections("a"), TWO, ClusterSurvey(), compiled(fetches), sizes)
+        profile_first_steps(
+            TraceCorrections("a"), TWO, ClusterSurvey(), compile_fetches(fetches), sizes
+        )
         > 0
     )
     cut = gf.parallel.Pipeline(2, microbatches=4).divide(Graph(fetches), TWO)
@@ -218,7 +220,7 @@ def test_micro_batches_are_tried_out_in_their_turns(monkeypatch: pytest.MonkeyPa
 
 
 def test_products_that_read_other_operands_across_are_other_lessons() -> None:
-    fetches, x = training()
-    made = compiled(fetches).graph
+    fetches, x = build_training()
+    made = compile_fetches(fetches).graph
     known = trace_observations(made, TWO, dims(fetches, x), {}).values()
     assert {"matmul", "matmul·a"} <= {each.bucket.op for each in known}

@@ -42,7 +42,7 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(worker_trial, limit, 60.0)
 
 
-def training() -> tuple[list[Any], gf.Tensor]:
+def build_training() -> tuple[list[Any], gf.Tensor]:
     x = gf.placeholder("float32", (None, 64), name="x")
     w = gf.variable(np.ones((64, 64), "float32") / 64, name="w")
     loss = gf.mean(gf.square(gf.nn.dropout(gf.nn.relu(x @ w), 0.5) - 1.0))
@@ -55,7 +55,7 @@ def compile_fetches(fetches: list[Any]) -> CompiledFetches:
 
 
 def test_a_session_learns_of_idle_and_of_busy_workers_and_tries_a_graph_once() -> None:
-    fetches, x = training()
+    fetches, x = build_training()
     data = np.random.default_rng(0).random((32, 64), "float32")
     with gf.Session(TWO) as session:
         session.run(fetches, {x: data})
@@ -70,7 +70,7 @@ def test_a_session_learns_of_idle_and_of_busy_workers_and_tries_a_graph_once() -
 
 
 def test_variables_steps_and_random_numbers_are_those_of_a_session_without_a_trial() -> None:
-    fetches, x = training()
+    fetches, x = build_training()
     data = np.random.default_rng(0).random((32, 64), "float32")
     seen = []
     for trial in (True, False):
@@ -84,12 +84,12 @@ def test_the_workers_keep_no_variable_of_a_trial(monkeypatch: pytest.MonkeyPatch
     forgotten: list[str] = []
     load = StepProbe.load_program
 
-    def noted(self: StepProbe, made: CompiledFetches, variables: Any = None) -> Any:
+    def record_variables(self: StepProbe, made: CompiledFetches, variables: Any = None) -> Any:
         forgotten.extend(name for names in (variables or {}).values() for name in names)
         return load(self, made, variables)
 
-    monkeypatch.setattr(StepProbe, "load_program", noted)
-    fetches, x = training()
+    monkeypatch.setattr(StepProbe, "load_program", record_variables)
+    fetches, x = build_training()
     with gf.Session(TWO) as session:
         session.run(fetches, {x: np.ones((8, 64), "float32")})
         assert {name for name in forgotten if name.endswith("/w")} == {"trial 0/w", "trial 1/w"}
@@ -185,7 +185,7 @@ def test_a_session_tries_a_graph_on_workers_at_addresses(
     workers = [Worker(), Worker()]
     try:
         file = cluster_file(tmp_path, [w.ready().address for w in workers], measured=True)
-        fetches, x = training()
+        fetches, x = build_training()
         seen = []
         with caplog.at_level(logging.DEBUG, "graphflow.trial"):
             for _ in range(3):  # other load of the machine may end a trial

@@ -53,22 +53,22 @@ class Disk:
         self.calls: list[str] = []
         self._moments: list[Callable[[Callable[[], None]], None]] = []
         self._known: dict[tuple[int, int], _File | _Folder] = {}
-        self._top = self._seen(root)
+        self._top = self._record_tree(root)
         self._at = lambda: None
         self._draw = random.Random(0)
 
-    def _seen(self, place: Path) -> Any:
+    def _record_tree(self, place: Path) -> Any:
         """What is there at the beginning is kept."""
         node: _File | _Folder
         if place.is_dir():
-            node = _Folder({each.name: self._seen(each) for each in place.iterdir()})
+            node = _Folder({each.name: self._record_tree(each) for each in place.iterdir()})
         else:
             node = _File(place.read_bytes(), place.read_bytes())
         self._known[_identity(os.stat(place))] = node
         return node
 
     @contextmanager
-    def watched(self, failing: Callable[[], None]) -> Iterator[None]:
+    def watch(self, failing: Callable[[], None]) -> Iterator[None]:
         """Notes what is done in the block.
 
         Args:
@@ -90,7 +90,7 @@ class Disk:
         ways: list[Callable[[Any], Choose]] = [lambda node: _first, lambda node: _last]
         ways += [lambda node, one=one: _last if id(node) == one else _first for one in unsure]
         ways += [lambda node: self._draw.choice for _ in range(more if unsure else 0)]
-        trees = (_left(self._top, way) for way in ways)
+        trees = (_read_remains(self._top, way) for way in ways)
         for number, tree in enumerate({repr(tree): tree for tree in trees}.values()):
             _write_out(tree, place / str(number))
             yield place / str(number)
@@ -120,7 +120,9 @@ class Disk:
         self._known = {each: node for each, node in self._known.items() if node is not gone}
 
     def _open(self, call: Callable[..., int]) -> Callable[..., int]:
-        def opened(path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        def open_file(
+            path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+        ) -> int:
             file = call(path, flags, mode, dir_fd=dir_fd)
             if flags & os.O_CREAT:
                 folder, name = self._folder(path, dir_fd)
@@ -132,7 +134,7 @@ class Disk:
                     self._change(folder, "open", **{name: node})
             return file
 
-        return opened
+        return open_file
 
     def _write(self, call: Callable[..., int]) -> Callable[..., int]:
         def write(file: int, data: Any) -> int:
@@ -180,12 +182,12 @@ class Disk:
         return rename
 
     def _unlink(self, call: Callable[..., None]) -> Callable[..., None]:
-        return self._removing("unlink", call)
+        return self._wrap_removal("unlink", call)
 
     def _rmdir(self, call: Callable[..., None]) -> Callable[..., None]:
-        return self._removing("rmdir", call)
+        return self._wrap_removal("rmdir", call)
 
-    def _removing(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
+    def _wrap_removal(self, name: str, call: Callable[..., None]) -> Callable[..., None]:
         def remove(path: Any, *, dir_fd: int | None = None) -> None:
             call(path, dir_fd=dir_fd)
             folder, gone = self._folder(path, dir_fd)
@@ -209,12 +211,12 @@ def _states(node: _File | _Folder) -> list[Any]:
     return [node.synced, room, node.data[:half], node.data]
 
 
-def _left(node: _File | _Folder, way: Callable[[Any], Choose]) -> bytes | dict[str, Any]:
+def _read_remains(node: _File | _Folder, way: Callable[[Any], Choose]) -> bytes | dict[str, Any]:
     """What is left of a file or a folder: bytes, or what is left by name."""
     found: Any = way(node)(_states(node))
     if isinstance(node, _File):
         return bytes(found)
-    return {name: _left(child, way) for name, child in found.items()}
+    return {name: _read_remains(child, way) for name, child in found.items()}
 
 
 def _write_out(tree: bytes | dict[str, Any], place: Path) -> None:

@@ -134,7 +134,7 @@ def test_relative_folders_are_taken_from_where_one_is(
 # What is no checkpoint ------------------------------------------------------------------------
 
 
-def _missing(folder: Path) -> None:
+def _remove_folder(folder: Path) -> None:
     for file in folder.iterdir():
         file.unlink()
     folder.rmdir()
@@ -144,7 +144,7 @@ def _without(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
-def _flipped(name: str, at: int) -> Callable[[Path], None]:
+def _flip_bit(name: str, at: int) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         data = bytearray((folder / name).read_bytes())
         data[at] ^= 1
@@ -153,7 +153,7 @@ def _flipped(name: str, at: int) -> Callable[[Path], None]:
     return damage
 
 
-def _truncated(name: str, size: int) -> Callable[[Path], None]:
+def _truncate(name: str, size: int) -> Callable[[Path], None]:
     return lambda folder: os.truncate(folder / name, size)
 
 
@@ -169,20 +169,20 @@ def _manifest(**changes: Any) -> Callable[[Path], None]:
 
 
 def _as_file(folder: Path) -> None:
-    _missing(folder)
+    _remove_folder(folder)
     folder.write_text("x")
 
 
 DAMAGES = {
-    "missing": (_missing, "no checkpoint"),
+    "missing": (_remove_folder, "no checkpoint"),
     "a file": (_as_file, "cannot read"),
     "no state": (_without(STATE), "missing"),
     "no manifest": (_without(MANIFEST), "no checkpoint"),
-    "a flipped bit": (_flipped(STATE, -1), "digest"),
-    "a flipped bit in the header": (_flipped(STATE, 12), "digest"),
-    "a truncated state": (_truncated(STATE, 10), "has 10 bytes"),
-    "an empty state": (_truncated(STATE, 0), "has 0 bytes"),
-    "a truncated manifest": (_truncated(MANIFEST, 20), "cannot read"),
+    "a flipped bit": (_flip_bit(STATE, -1), "digest"),
+    "a flipped bit in the header": (_flip_bit(STATE, 12), "digest"),
+    "a truncated state": (_truncate(STATE, 10), "has 10 bytes"),
+    "an empty state": (_truncate(STATE, 0), "has 0 bytes"),
+    "a truncated manifest": (_truncate(MANIFEST, 20), "cannot read"),
     "a manifest that is no text": (
         lambda f: (f / MANIFEST).write_bytes(b"\xff\xfe"),
         "cannot read",
@@ -332,17 +332,17 @@ CALLS = ["mkdir", "open", "write", "fsync", "rename"]
 CHANGING = [*CALLS, "unlink", "rmdir"]
 
 
-def _failing(call: str, number: int, error: BaseException) -> Callable[..., Any]:
+def _fail_at_call(call: str, number: int, error: BaseException) -> Callable[..., Any]:
     original, seen = getattr(os, call), 0
 
-    def failing(*args: Any, **kwargs: Any) -> Any:
+    def fail_at_number(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
         seen += 1
         if seen == number:
             raise error
         return original(*args, **kwargs)
 
-    return failing
+    return fail_at_number
 
 
 @pytest.mark.parametrize(
@@ -355,19 +355,19 @@ def test_whatever_stops_a_save_the_old_checkpoint_is_there(
     target = tmp_path / "c"
     save(_one(1.0), target)
     with monkeypatch.context() as patch:
-        patch.setattr(os, call, _failing(call, number, error))
+        patch.setattr(os, call, _fail_at_call(call, number, error))
         with pytest.raises(CheckpointError if isinstance(error, OSError) else _Crash):
             save(_one(2.0), target)
     assert load(target).variables["w"][0] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
 
-def _counted(patch: pytest.MonkeyPatch, at: tuple[int, str]) -> list[str]:
+def _exit_at_call(patch: pytest.MonkeyPatch, at: tuple[int, str]) -> list[str]:
     """Let the process end at a call that changes the disk: before it, after it, or, where it
     writes, in its midst. The calls are noted."""
     calls: list[str] = []
 
-    def wrapped(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if name == "open" and args[1] & os.O_NONBLOCK:  # to read, which changes nothing
                 return original(*args, **kwargs)
@@ -387,16 +387,16 @@ def _counted(patch: pytest.MonkeyPatch, at: tuple[int, str]) -> list[str]:
         return call
 
     for name in CHANGING:
-        patch.setattr(os, name, wrapped(name, getattr(os, name)))
+        patch.setattr(os, name, wrap(name, getattr(os, name)))
     return calls
 
 
-def _killed_at(work: Callable[[], None], at: tuple[int, str]) -> bool:
+def _is_killed_at(work: Callable[[], None], at: tuple[int, str]) -> bool:
     """Do some work in a process that ends at a call; whether it came so far."""
     child = os.fork()
     if child == 0:
         try:
-            _counted(pytest.MonkeyPatch(), at)
+            _exit_at_call(pytest.MonkeyPatch(), at)
             work()
         finally:
             os._exit(0)
@@ -406,7 +406,7 @@ def _killed_at(work: Callable[[], None], at: tuple[int, str]) -> bool:
 
 def _points(work: Callable[[], None]) -> list[tuple[int, str]]:
     with pytest.MonkeyPatch.context() as patch:
-        calls = _counted(patch, (-1, ""))
+        calls = _exit_at_call(patch, (-1, ""))
         work()
     assert {"mkdir", "write", "fsync", "rename"} <= set(calls)
     return [
@@ -430,7 +430,7 @@ def test_a_process_killed_at_any_call_of_a_save_leaves_the_old_or_the_new(tmp_pa
     found = []
     for at in points:
         write(1.0)
-        assert _killed_at(lambda: write(2.0), at), at
+        assert _is_killed_at(lambda: write(2.0), at), at
         there = load(target)
         found.append(there.step)
         assert {int(v.flat[0]) for v in there.variables.values()} == {there.step}, at
@@ -463,7 +463,7 @@ def test_a_directory_of_checkpoints_survives_a_kill_at_any_call(tmp_path: Path) 
     found = []
     for at in _points(lambda: third(whole)):
         root = two(f"{at[0]}{at[1]}")
-        assert _killed_at(partial(third, root), at), at
+        assert _is_killed_at(partial(third, root), at), at
         skipped: list[str] = []
         newest = CheckpointStore(root, keep=2).newest(skipped.append)
         assert newest is not None
@@ -492,7 +492,7 @@ def test_a_session_that_goes_back_survives_a_kill_at_any_call(tmp_path: Path) ->
             s.run(add)
             s._recovery.wait()  # type: ignore[union-attr]
 
-    def back(root: Path) -> None:
+    def load_older_checkpoint(root: Path) -> None:
         with gf.Session(checkpoint=root, every=2) as s:
             s.load(tmp_path / "best")
             loaded[0] = 1
@@ -505,11 +505,11 @@ def test_a_session_that_goes_back_survives_a_kill_at_any_call(tmp_path: Path) ->
         train(s, 2)
     shutil.copytree(tmp_path / "before", tmp_path / "whole")
     found = []
-    for at in _points(lambda: back(tmp_path / "whole")):
+    for at in _points(lambda: load_older_checkpoint(tmp_path / "whole")):
         loaded[0] = 0
         root = tmp_path / f"{at[0]}{at[1]}"
         shutil.copytree(tmp_path / "before", root)
-        assert _killed_at(partial(back, root), at), at
+        assert _is_killed_at(partial(load_older_checkpoint, root), at), at
         there = newest(root, pytest.fail)
         assert there is not None
         step, value = there[1].step, int(there[1].variables["count"][0])
@@ -624,7 +624,7 @@ def test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told(
 ) -> None:
     for step in (1, 2, 3, 4, 5):
         _two_shards(tmp_path / f"step-{step:08d}", step)
-    _flipped("worker-0.safetensors", -1)(tmp_path / "step-00000005")
+    _flip_bit("worker-0.safetensors", -1)(tmp_path / "step-00000005")
     (tmp_path / "step-00000004" / "worker-1.safetensors").unlink()
     _manifest(format=99)(tmp_path / "step-00000003")
     skipped: list[str] = []
@@ -646,7 +646,7 @@ def test_who_reads_while_another_process_goes_on_writing_gets_a_newer_one(
     (tmp_path / "step-00000007" / "worker-1.safetensors").unlink()
     steps = [1, 1, 1] if again else [2, 3, 4]
 
-    def overtaken(folder: Path) -> Checkpoint:
+    def load_overtaken(folder: Path) -> Checkpoint:
         if not steps or folder.name == "step-00000007":
             return load(folder)
         step = steps.pop(0)
@@ -655,7 +655,7 @@ def test_who_reads_while_another_process_goes_on_writing_gets_a_newer_one(
             files.remove_folder(folder)
         raise CheckpointError("a shard is missing")
 
-    monkeypatch.setattr(store, "load", overtaken)
+    monkeypatch.setattr(store, "load", load_overtaken)
     skipped: list[str] = []
     found = newest(tmp_path, skipped.append)
     assert found is not None and found[1].step == (1 if again else 4)

@@ -39,7 +39,7 @@ def around(kind: Any, name: str, make: Callable[[Any], Any]) -> Mutation:
 # Files ----------------------------------------------------------------------------------------
 
 
-def unsynced(call: Any) -> Any:
+def skip_fsync(call: Any) -> Any:
     def mutant(*given: Any, **more: Any) -> Any:
         with mock.patch.object(os, "fsync", lambda file: None):
             return call(*given, **more)
@@ -301,11 +301,11 @@ def alone(test: Any, *given: Any) -> Test:
     return lambda place, patch: test(*given, tmp_path=place)
 
 
-def patched(test: Any) -> Test:
+def pass_monkeypatch(test: Any) -> Test:
     return lambda place, patch: test(tmp_path=place, monkeypatch=patch)
 
 
-def losing(test: Any, *given: Any, patches: bool = False) -> Test:
+def lose_workers(test: Any, *given: Any, patches: bool = False) -> Test:
     """A test whose sessions lose their workers."""
 
     def run(place: Path, patch: pytest.MonkeyPatch) -> None:
@@ -323,20 +323,20 @@ KILLED = alone(folders.test_a_directory_of_checkpoints_survives_a_kill_at_any_ca
 DAMAGED = alone(folders.test_every_flipped_bit_and_every_truncation_is_told)
 KEPT = alone(sessions.test_checkpoints_are_written_every_so_many_steps_and_the_last_few_stay)
 NEWEST = alone(folders.test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told)
-NOTED = losing(
+NOTED = lose_workers(
     sessions.test_a_worker_that_is_lost_while_nothing_can_be_noted_is_replaced, "a full disk"
 )
 LOOP = alone(sessions.test_a_loop_over_the_steps_that_are_left_gives_the_same_bits)
-AGAIN = losing(sessions.test_steps_that_are_done_again_draw_the_same_numbers)
-SET = losing(sessions.test_what_was_set_between_steps_is_set_again_in_its_place)
-BASE = losing(sessions.test_a_damaged_base_is_left_for_the_one_before)
+AGAIN = lose_workers(sessions.test_steps_that_are_done_again_draw_the_same_numbers)
+SET = lose_workers(sessions.test_what_was_set_between_steps_is_set_again_in_its_place)
+BASE = lose_workers(sessions.test_a_damaged_base_is_left_for_the_one_before)
 
 MUTATIONS: dict[str, tuple[Mutation, Test]] = {
-    "files are not synced": (around(files, "write_new", unsynced), POWER),
+    "files are not synced": (around(files, "write_new", skip_fsync), POWER),
     "a draft's names are not synced": (around(files, "sync_folder", syncs_drafts(False)), POWER),
     "a rename is not synced": (around(files, "sync_folder", syncs_drafts(True)), POWER),
     "a rename comes before what it renames": (around(files, "put_in_place", renames_first), POWER),
-    "a new directory is not synced": (around(files, "make_folder", unsynced), POWER),
+    "a new directory is not synced": (around(files, "make_folder", skip_fsync), POWER),
     "notes are written over": (around(files, "replace_file", overwrites), POWER),
     "what made room is removed": (around(files, "clean_up", leaves_what_made_room), POWER),
     "an epoch is noted late": (around(CheckpointStore, "advance", advances_by(1)), POWER),
@@ -424,16 +424,20 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
                 }
             ),
         ),
-        patched(sessions.test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step),
+        pass_monkeypatch(
+            sessions.test_what_is_written_beside_steps_that_go_on_is_the_state_of_its_step
+        ),
     ),
     "what failed counts as written": (
         around(CheckpointWriter, "collect_finished", counts_as_written),
-        losing(sessions.test_after_ctrl_c_training_goes_on_though_the_disk_is_full, patches=True),
+        lose_workers(
+            sessions.test_after_ctrl_c_training_goes_on_though_the_disk_is_full, patches=True
+        ),
     ),
     "steps draw other numbers again": (around(ReplayLog, "add", notes_another_step), AGAIN),
     "feeds are not copied": (
         around(Recovery, "step", notes_feeds_themselves),
-        losing(sessions.test_feeds_are_kept_as_they_were),
+        lose_workers(sessions.test_feeds_are_kept_as_they_were),
     ),
     "what was set is not kept": (around(ReplayLog, "add", notes_steps_only), SET),
     "steps are left out": (around(ReplayLog, "find_base", begins_with(+1)), AGAIN),
@@ -445,7 +449,7 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
     ),
     "after Ctrl-C all seems certain": (
         never_uncertain,
-        losing(
+        lose_workers(
             sessions.test_ctrl_c_after_the_deed_and_before_its_note_leaves_a_way_back,
             "run",
             patches=True,
@@ -453,11 +457,11 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
     ),
     "what was loaded is where it was": (
         never_uncertain,
-        losing(sessions.test_a_checkpoint_that_was_loaded_may_be_saved_over),
+        lose_workers(sessions.test_a_checkpoint_that_was_loaded_may_be_saved_over),
     ),
     "losses are not counted": (
         without_end,
-        losing(sessions.test_losses_without_end_are_given_up),
+        lose_workers(sessions.test_losses_without_end_are_given_up),
     ),
     "a session leaves no last checkpoint": (around(Recovery, "close", goes_on), KEPT),
 }

@@ -65,7 +65,7 @@ def test_a_directory_of_checkpoints_has_after_a_power_failure_what_was_written(
             looked.add(step)
         shutil.rmtree(tmp_path / "left")
 
-    with disk.watched(fails):
+    with disk.watch(fails):
         store = CheckpointStore(tmp_path / "disk" / "runs" / "c", keep)
         epoch, secret = store.epoch, store.token
         for step in (1, 2, 2):
@@ -95,7 +95,7 @@ def test_a_checkpoint_that_is_saved_over_is_the_old_or_the_new_after_a_power_fai
             looked.add(there.step)
         shutil.rmtree(tmp_path / "left")
 
-    with disk.watched(fails):
+    with disk.watch(fails):
         for step in (2, 3):
             save(Checkpoint(values(step), step), place)
             done = step
@@ -108,7 +108,7 @@ def test_a_disk_keeps_what_was_synced_and_may_forget_the_rest(tmp_path: Path) ->
     (root / "old").write_bytes(b"old")
     disk = Disk(root)
 
-    def left() -> set[tuple[tuple[str, bytes], ...]]:
+    def list_remains() -> set[tuple[tuple[str, bytes], ...]]:
         found = set()
         for tree in disk.leavings(tmp_path / "left", more=200):
             files = sorted(tree.iterdir())
@@ -117,19 +117,19 @@ def test_a_disk_keeps_what_was_synced_and_may_forget_the_rest(tmp_path: Path) ->
         return found
 
     old = ("old", b"old")
-    with disk.watched(lambda: None):
+    with disk.watch(lambda: None):
         file = os.open(root / "new", os.O_CREAT | os.O_WRONLY)
         os.write(file, b"word")
         states = [b"", b"wo", b"\0" * 4, b"word"]
-        assert left() == {(old,), *(tuple(sorted([old, ("new", each)])) for each in states)}
+        assert list_remains() == {(old,), *(tuple(sorted([old, ("new", each)])) for each in states)}
         os.fsync(file)
-        assert left() == {(old,), (("new", b"word"), old)}
+        assert list_remains() == {(old,), (("new", b"word"), old)}
         os.close(file)
         folder = os.open(root, os.O_RDONLY)
         os.fsync(folder)
-        assert left() == {(("new", b"word"), old)}
+        assert list_remains() == {(("new", b"word"), old)}
         os.rename(root / "new", root / "old")
-        assert left() == {(("new", b"word"), old), (("old", b"word"),)}
+        assert list_remains() == {(("new", b"word"), old), (("old", b"word"),)}
         os.fsync(folder)
         os.close(folder)
-        assert left() == {(("old", b"word"),)}
+        assert list_remains() == {(("old", b"word"),)}

@@ -31,7 +31,7 @@ from graphflow.runtime.protocol.coordinator import CoordinatorMachine
 from graphflow.runtime.wire.array_codec import BorrowedBuffer, decode_small
 from tests import loaded
 from tests.faults import hazards
-from tests.runtime.workers import serving
+from tests.runtime.workers import serve_worker
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -60,7 +60,7 @@ def test_the_client_carries_no_tensor_that_two_workers_exchange(
     carried = 0
     handle = CoordinatorMachine.handle
 
-    def counted(machine: CoordinatorMachine, event: Any, now: float) -> list[Any]:
+    def count_carried_bytes(machine: CoordinatorMachine, event: Any, now: float) -> list[Any]:
         nonlocal carried
         actions = handle(machine, event, now)
         for each in (event, *actions):
@@ -87,7 +87,7 @@ def test_the_client_carries_no_tensor_that_two_workers_exchange(
     with gf.device("/worker:0"):
         ends.append(gf.sum(gf.cond(ends[3] > 0, lambda: second * 3.0, lambda: first)))
     session.run(ends)
-    monkeypatch.setattr(CoordinatorMachine, "handle", counted)
+    monkeypatch.setattr(CoordinatorMachine, "handle", count_carried_bytes)
     session.run(ends)
     list(session.run(ends, itertools.repeat({}), steps=4))
     assert carried <= 5 * 4 * len(ends)  # the sums
@@ -303,14 +303,14 @@ def test_no_worker_outlives_its_session() -> None:
     s.close()
     s.close()
     deadline = time.monotonic() + 10
-    while any(map(_alive, pids)) and time.monotonic() < deadline:
+    while any(map(_is_alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not any(map(_alive, pids))
+    assert not any(map(_is_alive, pids))
     with pytest.raises(SessionError, match="closed"):
         s.run(gf.constant(1.0))
 
 
-def _alive(pid: int) -> bool:
+def _is_alive(pid: int) -> bool:
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] != "Z"
@@ -357,7 +357,7 @@ def test_what_a_worker_prints_reaches_the_users_terminal() -> None:
 
 @pytest.mark.slow  # each session calibrates the workers by address
 def test_two_sessions_on_one_cluster_do_not_share_state(tmp_path: Path) -> None:
-    with serving() as one, serving() as other:
+    with serve_worker() as one, serve_worker() as other:
         text = "".join(f'[[workers]]\naddress = "{address}"\n' for address in (one, other))
         (tmp_path / "cluster.toml").write_text(text)
         with gf.device("/worker:1"):

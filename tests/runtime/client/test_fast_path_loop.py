@@ -67,18 +67,18 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     found: list[str] = []
     repeat, answered = FastPathLoop.run_step, FastPathCoordinator.accept_answer
 
-    def told(self: FastPathLoop, *given: Any) -> Replies | None:
+    def record_repeat(self: FastPathLoop, *given: Any) -> Replies | None:
         replies = repeat(self, *given)
         found.append("short" if replies is not None else "long")
         return replies
 
-    def heard(self: FastPathCoordinator, *given: Any) -> Any:
+    def record_answer(self: FastPathCoordinator, *given: Any) -> Any:
         actions = answered(self, *given)
         found.append("answered" if actions is not None else "said otherwise")
         return actions
 
-    monkeypatch.setattr(FastPathLoop, "run_step", told)
-    monkeypatch.setattr(FastPathCoordinator, "accept_answer", heard)
+    monkeypatch.setattr(FastPathLoop, "run_step", record_repeat)
+    monkeypatch.setattr(FastPathCoordinator, "accept_answer", record_answer)
     return found
 
 
@@ -191,14 +191,14 @@ def test_ctrl_c_at_any_line_of_the_short_way_leaves_a_session_that_goes_on(
 def test_what_breaks_the_short_way_ends_the_session_and_says_so(
     model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(*args: Any) -> Any:
+    def raise_memory_error(*args: Any) -> Any:
         raise MemoryError("none is left")
 
     with local() as session:
         for _ in range(3):
             session.run(model.add, fed(model, 1))
         for where in ("begin_step", "accept_answer"):
-            monkeypatch.setattr(FastPathCoordinator, where, broken)
+            monkeypatch.setattr(FastPathCoordinator, where, raise_memory_error)
         began = time.monotonic()
         with pytest.raises(SessionError, match=r"closed.*none is left"):
             while time.monotonic() < began + 10:  # a tick may be due: then there is no short way

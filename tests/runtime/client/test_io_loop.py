@@ -78,10 +78,10 @@ def is_closed(each: Any) -> bool:
 
 
 def fail(error: Exception) -> Any:
-    def raising(*args: object, **kwargs: object) -> Any:
+    def raise_error(*args: object, **kwargs: object) -> Any:
         raise error
 
-    return raising
+    return raise_error
 
 
 @pytest.mark.parametrize(
@@ -164,12 +164,12 @@ def test_who_has_an_outcome_waits_for_no_message(monkeypatch: pytest.MonkeyPatch
     session, waited, mine = begin(), list[float](), threading.get_ident()
     sleep = session._waiter.wait
 
-    def noted(seconds: float, awake: float = 0.0) -> list[int]:
+    def record_sleep(seconds: float, awake: float = 0.0) -> list[int]:
         if threading.get_ident() == mine:
             waited.append(seconds)
         return sleep(seconds, awake)
 
-    monkeypatch.setattr(session._waiter, "wait", noted)
+    monkeypatch.setattr(session._waiter, "wait", record_sleep)
     session.add(WorkerGone(0, "it ended"))
     for request in range(1, 9):
         with pytest.raises(WorkerLost):
@@ -215,7 +215,7 @@ FRAME = b"\x03" + (1 << 16).to_bytes(8, "big") + bytes(1 << 16)  # and more of t
 
 
 @contextmanager
-def flooding(frames: int) -> Iterator[tuple[str, list[int]]]:
+def serve_flood(frames: int) -> Iterator[tuple[str, list[int]]]:
     """Somebody at an address who sends a message without an end to whoever connects, up to so many
     frames, one a millisecond; and how many were sent by each connection."""
     ready, sent = b"\x04\x1c\x05READY\x0bSocket-Type\x00\x00\x00\x06ROUTER", list[int]()
@@ -254,7 +254,7 @@ def test_a_message_without_an_end_fills_no_memory_of_who_asks_for_status(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(status, "UNFRAMED_CAP", 100_000)
-    with flooding(4) as (address, _):
+    with serve_flood(4) as (address, _):
         (found,) = status.request_reports([status.WorkerAddress(address)], seconds=2.0)
     assert isinstance(found, ProtocolError) and "without an end" in str(found)
 
@@ -263,7 +263,7 @@ def test_a_message_without_an_end_fills_no_memory_of_who_asks_for_status(
 def test_a_message_without_an_end_fills_no_memory_of_a_session(asked: bool) -> None:
     """While somebody waits for what was asked, and while nobody does."""
     before = resident(os.getpid())
-    with flooding(4000) as (address, sent):
+    with serve_flood(4000) as (address, sent):
         made = begin(address)
         try:
             started = time.monotonic()

@@ -70,7 +70,7 @@ def run(hosts: RemoteHosts, name: str, step: int, feeds: Any = None, **more: Any
     return hosts.step(name, step, feeds=feeds or {}, **given)
 
 
-def alive(pid: int) -> bool:
+def is_alive(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -366,9 +366,9 @@ def test_a_worker_whose_gpu_is_lost_says_so_and_ends(own: RemoteHosts) -> None:
         run(own, "p", 1)
     assert lost.value.worker == 1
     until = time.monotonic() + 5.0
-    while alive(pid) and time.monotonic() < until:
+    while is_alive(pid) and time.monotonic() < until:
         time.sleep(0.02)
-    assert not alive(pid)
+    assert not is_alive(pid)
 
 
 def test_no_process_is_left_after_close_even_with_a_stopped_or_busy_worker() -> None:
@@ -380,7 +380,7 @@ def test_no_process_is_left_after_close_even_with_a_stopped_or_busy_worker() -> 
     stop(pids[0])
     hosts.close()
     hosts.close()
-    assert not any(alive(pid) for pid in pids)
+    assert not any(is_alive(pid) for pid in pids)
     with pytest.raises(SessionError, match="closed"):
         run(hosts, "p", 2)
 
@@ -464,12 +464,12 @@ def test_a_process_that_ends_before_it_is_connected_to_is_missed_soon(
 ) -> None:
     start = LocalWorkers.__init__
 
-    def killed(workers: LocalWorkers, *args: Any, **named: Any) -> None:
+    def start_then_kill(workers: LocalWorkers, *args: Any, **named: Any) -> None:
         start(workers, *args, **named)
         os.kill(workers.pids[1], signal.SIGKILL)
         workers.wait_exit(1, START)
 
-    monkeypatch.setattr(LocalWorkers, "__init__", killed)
+    monkeypatch.setattr(LocalWorkers, "__init__", start_then_kill)
     started = time.monotonic()
     with pytest.raises(WorkerLost, match=r"worker 1 .* killed by signal 9"):
         RemoteHosts(Cluster.local(2, threads=1), deadline=START)

@@ -30,7 +30,12 @@ from graphflow.runtime.collectives.rank_buffers import Collective
 from graphflow.runtime.collectives.session_collectives import SessionCollectives
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
-from tests.runtime.collectives.test_transports import collective, plain, same_bits, together
+from tests.runtime.collectives.test_transports import (
+    collective,
+    have_same_bits,
+    plain,
+    run_together,
+)
 
 
 class Device(np.ndarray[Any, Any]):
@@ -151,8 +156,8 @@ def test_nccl_gives_the_bits_of_the_plain_kernel(
             way.run(x, ys[rank], lambda: None)
         group.close()
 
-    together([partial(carry, rank) for rank in range(what.count)])
-    assert same_bits(ys, plain(what, xs)) and stand.sent == {}
+    run_together([partial(carry, rank) for rank in range(what.count)])
+    assert have_same_bits(ys, plain(what, xs)) and stand.sent == {}
 
 
 @pytest.mark.parametrize("where", ["in the call", "on the GPU"])
@@ -241,7 +246,7 @@ class Steps:
 
     def run(self, steps: Sequence[int]) -> None:
         """Each rank has new parts, as after a program was compiled."""
-        together([partial(self._go, rank, steps) for rank in range(2)])
+        run_together([partial(self._go, rank, steps) for rank in range(2)])
 
     def _go(self, rank: int, steps: Sequence[int]) -> None:
         part = ProgramCollectives(self.exchanges, "p", self.devices[rank])

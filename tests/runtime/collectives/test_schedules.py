@@ -22,7 +22,7 @@ from graphflow.runtime.collectives.shared_counters import COUNTER_BYTES, SharedC
 from graphflow.runtime.collectives.shared_memory_transport import private_memory
 from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_shared_memory
 from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
-from tests.runtime.collectives.test_transports import together
+from tests.runtime.collectives.test_transports import run_together
 
 
 def draw(rounds: list[Round]) -> str:
@@ -156,6 +156,6 @@ def test_a_part_that_waits_in_vain_names_the_rank_and_the_next_step_is_right(
     assert mail.waits == {}
     mail.deadline = time.monotonic() + 20
     for step in (2, 3, 4):
-        together([partial(go, rank, step) for rank in range(2)])
+        run_together([partial(go, rank, step) for rank in range(2)])
     exchanges.close()
     assert not [t for t in threading.enumerate() if t.name.startswith("collectives-")]

@@ -30,7 +30,9 @@ SIZES = ((), (0, 3), (5, 3), (700, 901))
 APART = Path(__file__).with_name("apart_host.py")
 
 
-def everything(devices: Sequence[str], size: tuple[int, ...], algorithm: str, op: str) -> Any:
+def build_all_collectives(
+    devices: Sequence[str], size: tuple[int, ...], algorithm: str, op: str
+) -> Any:
     """Fetches that go through all collectives, one after the other, and their feeds."""
     xs = []
     for i, name in enumerate(devices):
@@ -60,8 +62,8 @@ def agrees(cluster: gf.Cluster, devices: Sequence[str], *algorithms: str) -> Non
     with gf.Session(cluster) as session, gf.Session(gf.Cluster.here()) as one:
         for algorithm in algorithms:
             for size in SIZES:
-                fetches, feeds = everything(devices, size, algorithm, "mean")
-                alone = everything(["cpu:0"] * len(devices), size, algorithm, "mean")
+                fetches, feeds = build_all_collectives(devices, size, algorithm, "mean")
+                alone = build_all_collectives(["cpu:0"] * len(devices), size, algorithm, "mean")
                 expected = bits(one.run(*alone))
                 for _ in range(3):
                     assert bits(session.run(fetches, feeds)) == expected
@@ -109,7 +111,7 @@ def test_workers_that_share_no_memory_give_the_same_bits(
 # The ends of steps ----------------------------------------------------------------------------
 
 
-def reduced(size: int, guard: bool) -> tuple[list[gf.Tensor], gf.Tensor]:
+def build_all_reduces(size: int, guard: bool) -> tuple[list[gf.Tensor], gf.Tensor]:
     """All-reduces of what two workers are fed; worker 1's fails where it is negative."""
     x = gf.placeholder("float32", (size,), name="x")
     xs = []
@@ -122,7 +124,7 @@ def reduced(size: int, guard: bool) -> tuple[list[gf.Tensor], gf.Tensor]:
 
 @pytest.mark.parametrize("size", [10, 1 << 20])
 def test_a_step_that_fails_on_one_worker_leaves_the_next_one_right(size: int) -> None:
-    ys, x = reduced(size, guard=True)
+    ys, x = build_all_reduces(size, guard=True)
     good, bad = np.ones(size, "f4"), -np.full(size, 5, "f4")
     with gf.Session(gf.Cluster.local(2)) as session:
         for value in range(1, 4):
@@ -142,7 +144,7 @@ def test_a_step_that_fails_where_others_took_no_part_leaves_their_exchanges_righ
     size: int, ahead: bool
 ) -> None:
     """Workers agree on a way once, and forget it together, or they would wait for each other."""
-    ys, x = reduced(size, guard=False)
+    ys, x = build_all_reduces(size, guard=False)
     with gf.device("/worker:1"):
         alone = gf.debug.check(gf.constant(1.0), gf.constant(False), "as it was told to")
     feeds = [{x: np.full(size, value, "f4")} for value in range(6)]
@@ -159,7 +161,7 @@ def test_a_step_that_fails_where_others_took_no_part_leaves_their_exchanges_righ
 
 @pytest.mark.parametrize("size", [10, pytest.param(1 << 20, marks=pytest.mark.slow)])
 def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: int) -> None:
-    ys, x = reduced(size, guard=False)
+    ys, x = build_all_reduces(size, guard=False)
     feeds = {x: np.ones(size, "f4")}
     with gf.Session(gf.Cluster.local(2), deadline=5.0) as session:
         session.run(ys, feeds)
@@ -177,7 +179,7 @@ def test_a_worker_that_stops_in_an_exchange_is_named_within_the_deadline(size: i
 
 
 def test_a_worker_that_is_killed_in_an_exchange_is_lost() -> None:
-    ys, x = reduced(1 << 20, guard=False)
+    ys, x = build_all_reduces(1 << 20, guard=False)
     feeds = {x: np.ones(1 << 20, "f4")}
     with gf.Session(gf.Cluster.local(2)) as session:
         session.run(ys, feeds)
@@ -247,22 +249,22 @@ def test_a_group_of_which_a_rank_is_not_wanted_goes_over_edges() -> None:
 def test_a_lost_link_of_an_exchange_or_an_edge_names_the_tensor_and_the_users_line() -> None:
     """Whatever a worker says that it has sent: only what is known is told."""
     devices = ["cpu:0", "cpu:1"]
-    fetches, feeds = everything(devices, (5, 3), "ring", "sum")
+    fetches, feeds = build_all_collectives(devices, (5, 3), "ring", "sum")
     with gf.Session(gf.Cluster.here(devices)) as s:
         s.run(fetches, feeds)
         compiled = s._deployment.find(fetches)
         assert compiled is not None
 
-        def told(edge: Any) -> str:
+        def explain_loss(edge: Any) -> str:
             return str(
                 compiled.explain_link_loss(LinkLost("cut", source=0, target=1, step=3, edge=edge))
             )
 
         (group, *_) = {start.group for start in compiled.exchanges({}).values()}
         for rest in ("offer", "0/1/2"):
-            text = told(f"collective/p0/{group}/{rest}")
+            text = explain_loss(f"collective/p0/{group}/{rest}")
             assert re.match(r"cut; it is of \w+ '[^']+', made at .*_sessions\.py:\d+", text)
         for key in ("collective/p0/99/offer", "collective/", "collective/p0/x/1", "", "taken/"):
-            assert told(key) == "cut"
+            assert explain_loss(key) == "cut"
         for key in (None, "taken/x/1", 2**31):
-            assert told(key) == "cut"
+            assert explain_loss(key) == "cut"

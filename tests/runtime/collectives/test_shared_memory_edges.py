@@ -29,7 +29,7 @@ from graphflow.runtime.transport.shared_memory import SharedMemorySegment, has_s
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.step_values import TensorParcel
 from tests.faults import hazards
-from tests.runtime.collectives.test_transports import together
+from tests.runtime.collectives.test_transports import run_together
 from tests.runtime.workers import segments_of
 
 Array = np.ndarray[Any, Any]
@@ -74,7 +74,7 @@ class Pair:
         """A step of both devices."""
         went: list[bool] = []
         came: dict[int, Array | None] = {}
-        together([
+        run_together([
             lambda: went.extend(self.send(step, arrays)), lambda: came.update(self.take(step))
         ])  # fmt: skip
         return went, came
@@ -216,7 +216,7 @@ def test_large_and_empty_tensors_and_those_without_room_go_as_messages() -> None
 # Sessions ---------------------------------------------------------------------------------------
 
 
-def braided(here: str, there: str) -> tuple[gf.Tensor, gf.Tensor]:
+def build_braid(here: str, there: str) -> tuple[gf.Tensor, gf.Tensor]:
     """A graph that goes to and fro between two devices, with tensors of several dtypes."""
     x = gf.placeholder("float32", (None, 3), name="x")
     near = far = x
@@ -238,9 +238,9 @@ def test_sessions_of_workers_have_the_bits_of_one_device_whatever_the_way_and_th
     rng = np.random.default_rng(3)
     feeds = [rng.normal(size=(n, 3)).astype("f4") for n in (5, 5, 5, 8, 5, 8, 8, 1, 5)]
     with gf.Session(gf.Cluster.here(["cpu:0"])) as one:
-        fetch, x = braided("cpu:0", "cpu:0")
+        fetch, x = build_braid("cpu:0", "cpu:0")
         expected = [one.run(fetch, {x: each}).tobytes() for each in feeds]
-    fetch, x = braided("/worker:0", "/worker:1")
+    fetch, x = build_braid("/worker:0", "/worker:1")
     for shared in ("on", "off"):
         monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", shared)
         with gf.Session(gf.Cluster.local(2, threads=1), trial=False) as session:
@@ -253,7 +253,7 @@ def test_sessions_of_workers_have_the_bits_of_one_device_whatever_the_way_and_th
 
 @needs_memory
 def test_sizes_that_are_not_used_any_more_hold_no_memory() -> None:
-    fetch, x = braided("/worker:0", "/worker:1")
+    fetch, x = build_braid("/worker:0", "/worker:1")
     with gf.Session(gf.Cluster.local(2, threads=1), trial=False) as session:
         for n in range(1, 2 * MAX_AGREED_FORMS):
             for _ in range(2):

@@ -18,7 +18,7 @@ from graphflow.runtime.host.session_state import FAILED
 from graphflow.runtime.partitioning.partition import SPECIALISATION_LIMITS, Partition, partition
 from graphflow.runtime.wire.step_values import Computed, TensorParcel
 from tests.runtime.collectives.test_shared_memory_edges import needs_memory
-from tests.runtime.programs import CPU, placed
+from tests.runtime.programs import CPU, place_nodes
 
 FAR = "/worker:1/cpu:0"
 
@@ -80,12 +80,12 @@ def two() -> Iterator[Hosts]:
         made.close()
 
 
-def _crossing() -> dict[str, Partition]:
+def _partition_lookup() -> dict[str, Partition]:
     """A look into a table on one worker, and twice what was found on the other."""
     k = gf.placeholder("int32", ("n",), name="k")
     table = gf.constant(np.arange(10, dtype="float32"))
     graph = Graph([gf.multiply(gf.take(table, k), 2.0, name="twice")])
-    return partition(graph, placed(graph, CPU, twice=FAR))
+    return partition(graph, place_nodes(graph, CPU, twice=FAR))
 
 
 def k(*values: int) -> np.ndarray[Any, Any]:
@@ -97,7 +97,7 @@ def test_a_step_after_one_that_failed_here_sends_nothing_to_who_still_waits_for_
     two: Hosts,
 ) -> None:
     """Steps that change nothing begin before those ahead of them are decided."""
-    parts = _crossing()
+    parts = _partition_lookup()
     two.hosts[0].add("s", "p", [parts[CPU]])
     two.hosts[1].add("s", "p", [parts[FAR]])
     assert two.step(1, k=k(1, 2)) == [2, 4] and len(two.mailed) == 1
@@ -119,11 +119,11 @@ def test_a_step_after_one_that_failed_here_sends_nothing_to_who_still_waits_for_
 def test_both_ends_let_go_of_the_same_sizes_though_one_ran_something_else_meanwhile(
     two: Hosts,
 ) -> None:
-    parts = _crossing()
+    parts = _partition_lookup()
     two.hosts[0].add("s", "p", [parts[CPU]])
     two.hosts[1].add("s", "p", [parts[FAR]])
     alone = Graph([gf.constant(1.0) + 1.0])
-    two.hosts[0].add("s", "q", list(partition(alone, placed(alone)).values()))
+    two.hosts[0].add("s", "q", list(partition(alone, place_nodes(alone)).values()))
     sizes = list(range(1, SPECIALISATION_LIMITS[0] + 1))
     for step, n in enumerate(sizes):
         two.step(step, k=np.zeros(n, "int32"))

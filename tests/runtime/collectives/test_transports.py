@@ -97,7 +97,7 @@ def plain(what: Collective, xs: Sequence[Array]) -> list[Array]:
         return [op.run(np, xs, {**what.attrs, "rank": r})[0] for r in range(what.count)]
 
 
-def exchanged(what: Collective, xs: Sequence[Array], carry: Any) -> list[Array]:
+def run_exchange(what: Collective, xs: Sequence[Array], carry: Any) -> list[Array]:
     """What each device's thread gets when all run together."""
     members = {d: [r for r, at in enumerate(what.devices) if at == d] for d in what.devices}
     ys = [np.zeros(what.result_spec(r).shape, what.dtype) for r in range(what.count)]
@@ -105,11 +105,11 @@ def exchanged(what: Collective, xs: Sequence[Array], carry: Any) -> list[Array]:
     for ranks in members.values():
         given = {r: (xs[r] if r < len(xs) else None) for r in ranks}
         jobs.append(partial(carry, ranks, given, {r: ys[r] for r in ranks}))
-    together(jobs)
+    run_together(jobs)
     return ys
 
 
-def together(jobs: Sequence[Any]) -> None:
+def run_together(jobs: Sequence[Any]) -> None:
     with ThreadPoolExecutor(len(jobs)) as pool:
         for job in [pool.submit(job) for job in jobs]:
             job.result(timeout=20)
@@ -122,7 +122,7 @@ def wait(gates: SharedCounters, value: int) -> None:
     raise AssertionError("a rank did not come")
 
 
-def same_bits(ones: Sequence[Array], others: Sequence[Array]) -> bool:
+def have_same_bits(ones: Sequence[Array], others: Sequence[Array]) -> bool:
     return all(
         a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
         for a, b in zip(ones, others, strict=True)
@@ -163,17 +163,17 @@ def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
 
     before, parcels.CHUNK_BYTES = parcels.CHUNK_BYTES, data.draw(st.sampled_from([16, 1 << 20]))
     try:
-        assert same_bits(exchanged(what, xs, carry), plain(what, xs))
+        assert have_same_bits(run_exchange(what, xs, carry), plain(what, xs))
     finally:
         parcels.CHUNK_BYTES = before
     assert box.arrays == {}
     if what.kind != "broadcast" and (what.kind != "all_reduce" or what.algorithm == "direct"):
         pairs = {(a, b) for a, b in product(what.workers, what.workers) if a != b}
-        went = {(a, b, between(what, box.sent, a, b)) for a, b in pairs}
-        assert counted(what) == {each for each in went if each[2]}
+        went = {(a, b, sum_bytes_between(what, box.sent, a, b)) for a, b in pairs}
+        assert list_traffic(what) == {each for each in went if each[2]}
 
 
-def counted(what: Collective) -> set[tuple[int, int, int]]:
+def list_traffic(what: Collective) -> set[tuple[int, int, int]]:
     """Return the bytes that workers count for a collective: from, to, bytes."""
     found = set()
     for worker in set(what.workers):
@@ -184,7 +184,7 @@ def counted(what: Collective) -> set[tuple[int, int, int]]:
     return found
 
 
-def between(what: Collective, sent: Mapping[tuple[int, int], int], a: int, b: int) -> int:
+def sum_bytes_between(what: Collective, sent: Mapping[tuple[int, int], int], a: int, b: int) -> int:
     """Return the bytes that ranks of one worker have sent to those of another."""
     ends = {(x, y) for (x, y) in sent if (what.workers[x], what.workers[y]) == (a, b)}
     return sum(sent[end] for end in ends)
@@ -211,7 +211,7 @@ def in_shared_memory(what: Collective, xs: Sequence[Array], ys: Sequence[Array])
             else:
                 way.run(wait)
 
-    together([partial(carry, ranks) for ranks in members.values()])
+    run_together([partial(carry, ranks) for ranks in members.values()])
 
 
 @settings(max_examples=200, deadline=None)
@@ -224,7 +224,7 @@ def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
         patch.setattr(bypass, "_last_cache", lambda: cache)
         ys = [np.zeros(what.result_spec(r).shape, what.dtype) for r in range(what.count)]
         in_shared_memory(what, xs, ys)
-    assert same_bits(ys, plain(what, xs))
+    assert have_same_bits(ys, plain(what, xs))
 
 
 @pytest.mark.parametrize("past", [True, False])
@@ -264,4 +264,4 @@ def test_what_lies_in_no_cache_is_exchanged_with_the_same_bits(
             room = empty_aligned((count + astray) * what.dtype.itemsize).view(what.dtype)
             ys.append(room[astray:].reshape(result.shape))
         in_shared_memory(what, xs, ys)
-        assert same_bits(ys, plain(what, xs)), shape
+        assert have_same_bits(ys, plain(what, xs)), shape

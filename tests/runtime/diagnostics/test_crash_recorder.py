@@ -41,7 +41,7 @@ else:
 """
 
 
-def ended(how: str) -> tuple[int, str, str]:
+def run_process(how: str) -> tuple[int, str, str]:
     recorder = CrashRecorder()
     try:
         done = subprocess.run(
@@ -70,7 +70,7 @@ def ended(how: str) -> tuple[int, str, str]:
 def test_the_op_that_a_process_ended_in_is_known_outside_and_whose_it_was(
     how: str, number: int, op: str, session: str
 ) -> None:
-    assert ended(how) == (-number, op, session)
+    assert run_process(how) == (-number, op, session)
 
 
 def test_a_process_without_a_recorder_names_code_by_its_kind_alone() -> None:
@@ -86,7 +86,7 @@ def test_where_no_folder_takes_files_a_recorder_keeps_its_own_in_memory(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
-    assert ended("op") == (-signal.SIGABRT, "softmax 's' (made at m.py:3)", "session-a")
+    assert run_process("op") == (-signal.SIGABRT, "softmax 's' (made at m.py:3)", "session-a")
     monkeypatch.delattr(os, "memfd_create", raising=False)  # as on other systems
     recorder = CrashRecorder()
     os.write(recorder.descriptors[0], b"Fatal Python error: Aborted")

@@ -19,7 +19,8 @@ from graphflow.placement.clusters.machine.host_facts import gpu_memory
 from tests.gpu import cuda_on_cpu, fake_cupy
 
 pytestmark = pytest.mark.skipif(
-    cuda_on_cpu.missing() is not None, reason=str(cuda_on_cpu.missing())
+    cuda_on_cpu.explain_missing_compiler() is not None,
+    reason=str(cuda_on_cpu.explain_missing_compiler()),
 )
 
 

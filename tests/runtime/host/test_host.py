@@ -35,7 +35,7 @@ from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.step_values import Computed, TensorParcel
 from tests.interrupts import interrupt_after
-from tests.runtime.programs import CPU, OTHER, placed
+from tests.runtime.programs import CPU, OTHER, place_nodes
 
 FAR = "/worker:1/cpu:0"
 
@@ -56,7 +56,7 @@ def host(outbox: list[TensorParcel]) -> Iterator[DeviceHost]:
 
 def parts(*fetches: Tensor, **devices: str) -> list[Partition]:
     graph = Graph(fetches).verify()
-    return list(partition(graph, placed(graph, **devices)).values())
+    return list(partition(graph, place_nodes(graph, **devices)).values())
 
 
 def compute(
@@ -79,7 +79,7 @@ def edge_from_afar() -> list[Partition]:
     """This host's part of a graph that waits for edge 0 of another worker."""
     far = gf.variable(np.ones(2, "float32"), name="far")
     graph = Graph([gf.tanh(far, name="here")])
-    return [partition(graph, placed(graph, FAR, here=CPU))[CPU]]
+    return [partition(graph, place_nodes(graph, FAR, here=CPU))[CPU]]
 
 
 def in_thread(call: Callable[[], Any]) -> Future[Any]:
@@ -238,7 +238,7 @@ def test_a_tensor_for_another_worker_goes_to_the_outbox(
 ) -> None:
     v = gf.variable([1.0, 2.0], name="v")
     graph = Graph([gf.exp(v * 2.0, name="e")])
-    host.add("s", "p", [partition(graph, placed(graph, e=FAR))[CPU]])
+    host.add("s", "p", [partition(graph, place_nodes(graph, e=FAR))[CPU]])
     compute(host, 4)
     (parcel,) = outbox
     assert (parcel.session, parcel.step, parcel.edge, parcel.target_worker) == ("s", 4, 0, 1)
@@ -250,7 +250,7 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
 ) -> None:
     empty, arenas = CpuBackend.empty, []
 
-    def counted(backend: CpuBackend, nbytes: int) -> Any:
+    def record_arena(backend: CpuBackend, nbytes: int) -> Any:
         memory = empty(backend, nbytes)
         arenas.append(weakref.ref(memory))
         return memory
@@ -258,14 +258,14 @@ def test_programs_of_sizes_not_used_for_long_are_let_go_with_their_memory(
     x = gf.placeholder("float32", (None,), name="x")
     host.add("s", "p", parts(gf.tanh(x) * 2.0))
     (size,) = x.shape
-    monkeypatch.setattr(CpuBackend, "empty", counted)
+    monkeypatch.setattr(CpuBackend, "empty", record_arena)
     compiled = Counter[int]()
 
-    def compiling(*arguments: Any) -> Program:
+    def count_compilation(*arguments: Any) -> Program:
         compiled[arguments[1][sole_symbol(size)]] += 1
         return Program(*arguments)
 
-    monkeypatch.setattr("graphflow.runtime.host.session_state.Program", compiling)
+    monkeypatch.setattr("graphflow.runtime.host.session_state.Program", count_compilation)
     gc.disable()
     try:
         for step, n in enumerate([*range(1, 40), 39, 1]):
@@ -386,7 +386,7 @@ def test_ctrl_c_leaves_no_device_at_work(host: DeviceHost) -> None:
     x = gf.tanh(far, name="x")
     y = gf.exp(x, name="y")
     graph = Graph([x, y])
-    cut = partition(graph, placed(graph, FAR, x=CPU, y=OTHER))
+    cut = partition(graph, place_nodes(graph, FAR, x=CPU, y=OTHER))
     host.add("s", "p", [cut[CPU], cut[OTHER]])
     interrupt_after(lambda: compute(host, 1), 0.2)
     host.abort("s", 1)

@@ -40,7 +40,7 @@ def server() -> Iterator[ForkServer]:
     made.close()
 
 
-def soon(done: object, seconds: float = 5.0) -> bool:
+def becomes_true(done: object, seconds: float = 5.0) -> bool:
     until = time.monotonic() + seconds
     while not done() and time.monotonic() < until:  # type: ignore[operator]
         time.sleep(0.02)
@@ -77,7 +77,7 @@ def test_ctrl_c_while_a_nursery_begins_is_none_of_its_business(server: ForkServe
         line = next(line for line in state.read_text().splitlines() if line.startswith(what))
         return bool(int(line.split()[1], 16) >> signal.SIGINT - 1 & 1)
 
-    assert soon(lambda: has("SigIgn") and not has("SigBlk"))
+    assert becomes_true(lambda: has("SigIgn") and not has("SigBlk"))
     assert not is_gone(server.pid)
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
 
@@ -157,7 +157,7 @@ def test_a_nursery_outlives_a_request_to_end_and_closes_twice(server: ForkServer
     recorder = CrashRecorder()
     server.fork(["--listen", "nonsense"], recorder.descriptors, time.monotonic() + START).wait(5)
     os.kill(server.pid, signal.SIGTERM)
-    assert not soon(lambda: is_gone(server.pid), 0.3) and server.is_alive
+    assert not becomes_true(lambda: is_gone(server.pid), 0.3) and server.is_alive
     server.close()
     server.close()
     assert is_gone(server.pid) and not server.is_alive
@@ -173,8 +173,8 @@ def test_workers_end_with_their_nursery_and_come_again_from_another() -> None:
         before = workers.pids
         server = workers._fork_servers[-1]
         os.kill(server.pid, signal.SIGKILL)
-        assert soon(lambda: all(map(is_gone, before)))
-        assert soon(lambda: not server.is_alive)
+        assert becomes_true(lambda: all(map(is_gone, before)))
+        assert becomes_true(lambda: not server.is_alive)
         assert str(workers.wait_exit(0, 5.0)) == "with its fork server, killed by signal 9"
         assert workers.restart_ended([], [], START) == [0, 1]
         assert not set(before) & set(workers.pids) and len(set(workers.addresses)) == 2
@@ -216,7 +216,9 @@ def test_a_session_is_told_that_its_workers_have_ended_with_their_nursery() -> N
     with RemoteHosts(cluster, deadline=START, host=HOST) as hosts:
         assert hosts._local is not None
         os.kill(hosts._local._fork_servers[-1].pid, signal.SIGKILL)
-        assert soon(lambda: hosts._loop is not None and len(hosts._loop.loss_reasons()) == 2)
+        assert becomes_true(
+            lambda: hosts._loop is not None and len(hosts._loop.loss_reasons()) == 2
+        )
         with pytest.raises(WorkerLost) as failure:
             hosts.load("p", {0: (b"", []), 1: (b"", [])})
     known = ("the process that it was started from has ended", "with its fork server")

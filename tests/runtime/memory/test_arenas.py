@@ -103,10 +103,10 @@ def test_steps_of_any_sizes_and_fetches_have_the_bits_that_they_have_with_memory
     together = run()
     taken = []
 
-    def apart(self: Arenas, nbytes: int, shared: bool) -> Arena:
+    def allocate_apart(self: Arenas, nbytes: int, shared: bool) -> Arena:
         taken.append(Arena(CpuBackend(1).empty(nbytes)))
         taken[-1].memory[:] = 255  # NaNs
         return taken[-1]
 
-    monkeypatch.setattr(Arenas, "reserve", apart)
+    monkeypatch.setattr(Arenas, "reserve", allocate_apart)
     assert together == run() and len(taken) > 40

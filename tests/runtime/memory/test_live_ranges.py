@@ -16,9 +16,9 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout, plan_layout
-from tests.properties.random_graphs import same_bits
+from tests.properties.random_graphs import has_same_bits
 from tests.runtime.program.bodies.test_native_loops import Going
-from tests.runtime.programs import alone, compiled
+from tests.runtime.programs import alone, compile_program
 
 ROWS, WIDTH, TURNS = 6, 4, 5
 MB = 1 << 20
@@ -64,7 +64,7 @@ def chain(w: Any, i: Any) -> Any:
     return rows_read_before(sums(w, i) * 0.5, i)
 
 
-def nested(w: Any, i: Any) -> Any:
+def nest_scan(w: Any, i: Any) -> Any:
     return gf.scan(lambda v, _: (rows_read_before(v, i), None), w, length=2)[0]
 
 
@@ -82,7 +82,7 @@ def passed_on(w: Any, i: Any) -> Any:
     return w
 
 
-IN_PLACE = [dense, rows_read_before, sums, chain, nested, another_view, read_before, passed_on]
+IN_PLACE = [dense, rows_read_before, sums, chain, nest_scan, another_view, read_before, passed_on]
 
 
 def scan_of(step: Callable[[Any, Any], Any], init: Any = None) -> tuple[Tensor, Tensor]:
@@ -98,7 +98,7 @@ def test_a_state_that_is_not_read_later_is_updated_in_place(step: Any) -> None:
     assert copies.direct == copies.swapped == ()
 
 
-def stacked(w: Any, i: Any) -> Any:
+def halve_and_stack(w: Any, i: Any) -> Any:
     return w * 0.5, w
 
 
@@ -107,7 +107,7 @@ def read_after(w: Any, i: Any) -> Any:
     return new, gf.sum(new) - gf.sum(gf.flip(w, 0))
 
 
-@pytest.mark.parametrize("step", [stacked, read_after])
+@pytest.mark.parametrize("step", [halve_and_stack, read_after])
 def test_a_state_that_is_read_later_is_copied(step: Any) -> None:
     ids = turn_ids()
     last, ys = gf.scan(step, start(), ids)
@@ -175,13 +175,13 @@ def check(fetches: list[Tensor], is_exact: bool = True) -> None:
     random = np.random.default_rng(0)
     ids = random.permuted(np.tile(np.arange(ROWS), (TURNS, 1)), axis=1)[:, :2]
     placeholders = [n for n in Graph(fetches).walk() if n.name == "ids"]
-    program = compiled(part, channel=Going())
+    program = compile_program(part, channel=Going())
     want = evaluate(fetches, {node.outputs[0]: ids for node in placeholders})
     for turn in (1, 2):
         have = program.compute(dict.fromkeys(part.feeds, ids), turn, 0)
         for i, array in enumerate(want):
             if is_exact:
-                assert same_bits(have[str(i)], array)
+                assert has_same_bits(have[str(i)], array)
             else:
                 np.testing.assert_allclose(have[str(i)], array, rtol=1e-6)
 
@@ -241,6 +241,6 @@ def test_a_loop_that_fails_halfway_leaves_its_variable_as_it_was() -> None:
         before = s.get(v)
         with pytest.raises(OpError, match="99"):
             s.run(train, {ids: bad})
-        assert same_bits(s.get(v), before)
+        assert has_same_bits(s.get(v), before)
         s.run(train, {ids: good})
         np.testing.assert_array_equal(s.get(v)[:2], np.full((2, WIDTH), 0.5 ** (2 * TURNS)))

@@ -14,7 +14,7 @@ from graphflow.passes import optimize
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from tests.properties.random_graphs import random_case
-from tests.runtime.programs import CPU, OTHER, alone, placed
+from tests.runtime.programs import CPU, OTHER, alone, place_nodes
 
 ELSEWHERE = {"constant", "placeholder", "variable", "recv", "send"}
 SHAPE = (4, 3)
@@ -28,7 +28,7 @@ def variable(name: str, shape: tuple[int, ...] = SHAPE, dtype: str = "float32") 
     return gf.variable(np.ones(shape, dtype), name=name)
 
 
-def deferred(layout: MemoryLayout) -> dict[str, str]:
+def map_deferred_updates(layout: MemoryLayout) -> dict[str, str]:
     """Op to the variable that it updates in place."""
     return {node.op.name: v.node.name for node, v in layout.deferred.items()}
 
@@ -54,7 +54,7 @@ def test_an_optimisers_last_step_goes_straight_into_the_variable(
     x = gf.placeholder("float32", (8, 4), name="x")
     train = optimizer.minimize(gf.mean(gf.square(x @ w)), variables=[w])
     graph = optimize(Graph([train]).verify())
-    layout = plan_layout(partition(graph, placed(graph))[CPU], {})
+    layout = plan_layout(partition(graph, place_nodes(graph))[CPU], {})
     assert "w" in {v.node.name for v in layout.deferred.values()}
     assert not layout.staged
 
@@ -62,7 +62,7 @@ def test_an_optimisers_last_step_goes_straight_into_the_variable(
 def test_a_final_elementwise_update_is_deferred() -> None:
     v = variable("v")
     layout = layout_of(REGISTRY["group"](gf.assign(v, v - 0.5)), gf.exp(v))
-    assert deferred(layout) == {"subtract": "v"}
+    assert map_deferred_updates(layout) == {"subtract": "v"}
 
 
 def value_fetched(v: Tensor, w: Tensor) -> list[Tensor]:
@@ -126,23 +126,25 @@ def test_an_update_is_not_deferred_where_old_or_new_value_is_read_elsewhere(
 ) -> None:
     v, w = variable("v"), variable("w")
     layout = layout_of(*build(v, w))
-    assert "v" not in deferred(layout).values()
+    assert "v" not in map_deferred_updates(layout).values()
 
 
 def test_a_fetched_update_is_not_deferred() -> None:
     v = variable("v")
-    assert deferred(layout_of(gf.assign(v, v + 1.0))) == {}  # it is wanted before the step commits
+    assert (
+        map_deferred_updates(layout_of(gf.assign(v, v + 1.0))) == {}
+    )  # it is wanted before the step commits
 
 
 def test_updates_of_integers_are_not_deferred_since_their_kernels_may_refuse() -> None:
     v = variable("v", dtype="int32")
-    assert deferred(layout_of(REGISTRY["group"](gf.assign(v, gf.pow(v, v))))) == {}
+    assert map_deferred_updates(layout_of(REGISTRY["group"](gf.assign(v, gf.pow(v, v))))) == {}
 
 
 def test_a_peer_that_stays_may_be_read_in_place() -> None:
     v, w = variable("v"), variable("w")
     layout = layout_of(REGISTRY["group"](gf.assign(v, v + w)))
-    assert deferred(layout) == {"add": "v"}
+    assert map_deferred_updates(layout) == {"add": "v"}
 
 
 def test_swapped_variables_are_staged_and_one_that_keeps_its_value_is_not() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.ir.op import Tensor
+from graphflow.ops.kernels.gemm import native_product
+from graphflow.ops.kernels.jit import scratch_memory
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import memory_use
-from tests.runtime.programs import alone, compiled
+from tests.runtime.programs import alone, compile_program
 
 
 @pytest.fixture(autouse=True)
@@ -35,18 +38,16 @@ class Convolution(NamedTuple):
     padding: int
     dilation: int
 
-    def fetches(self) -> list[Tensor]:
+    def fetches(self, dtype: str = "float32") -> list[Tensor]:
         """Return the result and both gradients."""
         rank = len(self.space)
-        x = gf.placeholder("float32", (self.images, self.groups * self.inputs, *self.space))
-        w = gf.placeholder(
-            "float32", (self.groups * self.outputs, self.inputs, *[self.kernel] * rank)
-        )
+        x = gf.placeholder(dtype, (self.images, self.groups * self.inputs, *self.space))
+        w = gf.placeholder(dtype, (self.groups * self.outputs, self.inputs, *[self.kernel] * rank))
         y = gf.nn.conv(
             x, w, stride=self.stride, padding=self.padding, dilation=self.dilation,
             groups=self.groups,
         )  # fmt: skip
-        g = gf.placeholder("float32", y.shape)
+        g = gf.placeholder(dtype, y.shape)
         return [y, *gf.gradients(gf.sum(y * g), [x, w])]
 
 
@@ -81,11 +82,33 @@ class AskedBackend(CpuBackend):
 @settings(max_examples=80)
 def test_kernels_of_convolutions_take_what_is_predicted(case: Convolution, threads: int) -> None:
     backend = AskedBackend(threads)
-    program = compiled(alone(*case.fetches()), backend=backend)
+    program = compile_program(alone(*case.fetches()), backend=backend)
     predicted, *asked = backend.asked
     assert predicted == program.memory.shared_scratch == max(asked, default=0)
     assert backend.shared_scratch(0).nbytes == predicted
     backend.close()
+
+
+@given(convolutions(), st.sampled_from(["float64", "float16"]))
+@settings(max_examples=60)
+def test_kernels_that_run_as_python_keep_what_is_predicted(case: Convolution, dtype: str) -> None:
+    part = alone(*case.fetches(dtype))
+    program = compile_program(part)
+    feeds = {
+        part.graph.names[n]: np.ones(n.outputs[0].spec.shape, dtype)  # type: ignore[arg-type]
+        for n in part.graph.of_op("placeholder")
+    }
+    kept: list[int] = []
+
+    def run() -> None:
+        program.compute(feeds, 1, 0)
+        kept.extend(buffer.nbytes for buffer in scratch_memory._local.__dict__.values())
+        kept.append(max(0, getattr(native_product._thread_local, "nbytes", 0)))
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert sum(kept) <= program.memory.kept_scratch <= 1.5 * sum(kept)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])
@@ -95,7 +118,9 @@ def test_products_take_no_more_than_is_predicted(threads: int, sizes: tuple[int,
     x = gf.placeholder("float32", (rows, depth))
     w = gf.placeholder("float32", (depth, columns))
     backend = AskedBackend(threads)
-    compiled(alone(gf.nn.relu(x @ w + 1.0), gf.matmul(x, x, transpose_a=True)), backend=backend)
+    compile_program(
+        alone(gf.nn.relu(x @ w + 1.0), gf.matmul(x, x, transpose_a=True)), backend=backend
+    )
     predicted, *asked = backend.asked
     most = max(asked, default=0)
     assert most <= predicted <= 2 * most
@@ -105,7 +130,8 @@ def test_products_take_no_more_than_is_predicted(threads: int, sizes: tuple[int,
 def test_kernels_share_the_largest_scratch_memory() -> None:
     small, large = (Convolution(4, 32, 32, 1, (n, n), 3, 1, 1, 1).fetches() for n in (8, 20))
     alone_bytes, together = (
-        compiled(alone(*fetches)).memory.shared_scratch for fetches in (large, [*small, *large])
+        compile_program(alone(*fetches)).memory.shared_scratch
+        for fetches in (large, [*small, *large])
     )
     assert alone_bytes == together > 0
 
@@ -116,7 +142,7 @@ def test_plans_count_the_scratch_memory_of_each_thread() -> None:
     for threads in (1, 8):
         (peak,) = gf.plan(fetches, gf.Cluster.here(["cpu:0"], threads=threads)).peak_memory.values()
         peaks.append(peak)
-        program = compiled(alone(*fetches), backend=CpuBackend(threads))
+        program = compile_program(alone(*fetches), backend=CpuBackend(threads))
         assert peak == pytest.approx(program.peak, rel=1e-4)
     assert peaks[1] > peaks[0] + (5 << 20)
 
@@ -133,7 +159,7 @@ def test_a_step_whose_scratch_memory_does_not_fit_is_refused() -> None:
     x = gf.placeholder("float32", (16, 64, 32, 32))
     w = gf.variable(np.ones((64, 64, 3, 3), "float32"))
     y = gf.nn.conv2d(x, w, padding=1)
-    use = compiled(alone(y), backend=CpuBackend(2)).memory
+    use = compile_program(alone(y), backend=CpuBackend(2)).memory
     short, feeds = use.peak - use.scratch // 2, {x: np.ones(x.shape, "float32")}
     with gf.Session(cpus(short)) as s, pytest.raises(gf.errors.MemoryLimitError):
         s.run(y, feeds)

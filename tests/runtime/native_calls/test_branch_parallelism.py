@@ -21,8 +21,8 @@ from graphflow.runtime.native_calls.branch_parallelism import ParallelBranches, 
 from graphflow.runtime.native_calls.pointer_table import KernelCall
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
-from tests.properties.random_graphs import random_case, same_bits
-from tests.runtime.programs import alone, compiled, initial_state
+from tests.properties.random_graphs import has_same_bits, random_case
+from tests.runtime.programs import alone, compile_program, initial_state
 
 NODE: Any = None
 
@@ -119,13 +119,13 @@ def test_towers_run_beside_each_other_with_the_bits_of_one_thread(threads: int) 
     x, total = towers(4, 3)
     value = np.random.default_rng(1).normal(size=(24, 16)).astype("float32")
     part = alone(total)
-    one, many = compiled(part), compiled(part, backend=CpuBackend(threads))
+    one, many = compile_program(part), compile_program(part, backend=CpuBackend(threads))
     assert not strands(one)
     (line,) = strands(many)
     assert len(line.segments) == threads
     want = one.compute({"x": value}, 1, 0)["0"]
     for step in range(20):
-        assert same_bits(many.compute({"x": value}, step, 0)["0"], want)
+        assert has_same_bits(many.compute({"x": value}, step, 0)["0"], want)
     assert x.shape == (24, 16)
 
 
@@ -133,11 +133,11 @@ def test_towers_run_beside_each_other_with_the_bits_of_one_thread(threads: int) 
 def test_traced_branches_are_spans_of_their_nodes() -> None:
     _, total = towers(3, 2)
     value = np.ones((24, 16), "float32")
-    program = compiled(alone(total), backend=CpuBackend(2))
+    program = compile_program(alone(total), backend=CpuBackend(2))
     assert strands(program)
     spans: list[Span] = []
     traced = program.compute({"x": value}, 1, 0, spans)["0"]
-    assert same_bits(traced, program.compute({"x": value}, 2, 0)["0"])
+    assert has_same_bits(traced, program.compute({"x": value}, 2, 0)["0"])
     assert len({name for _, name, _, _ in spans if "matmul" in name}) == 6
 
 
@@ -152,22 +152,22 @@ def test_random_graphs_give_the_same_bits_on_any_number_of_threads(seed: int) ->
     results = []
     for threads in (1, 3):
         state = initial_state(part)
-        program = compiled(part, state, {"batch": batch}, CpuBackend(threads))
+        program = compile_program(part, state, {"batch": batch}, CpuBackend(threads))
         results.append({**program.compute(named, 1, 0)})
         program.commit()
         results[-1].update(state)
-    assert all(same_bits(results[1][name], array) for name, array in results[0].items())
+    assert all(has_same_bits(results[1][name], array) for name, array in results[0].items())
 
 
 def test_branches_take_no_more_memory_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _, total = towers(4, 3)
     part = alone(total)
-    usual = compiled(part).memory.arena
+    usual = compile_program(part).memory.arena
     monkeypatch.setattr(wide, "MIN_PARALLEL_NANOSECONDS", 1.0)
     monkeypatch.setattr(planning, "MIN_PARALLEL_NANOSECONDS", 1.0)
     monkeypatch.setattr(planning, "MIN_BRANCH_NANOSECONDS", 1.0)
-    more = compiled(part).memory.arena
+    more = compile_program(part).memory.arena
     assert usual < more <= 1.25 * usual + (2 << 20)
     monkeypatch.setattr(layout, "_BRANCH_GROWTH", 1.0)
     monkeypatch.setattr(layout, "_BRANCH_SLACK_BYTES", 0)
-    assert compiled(part).memory.arena == usual
+    assert compile_program(part).memory.arena == usual

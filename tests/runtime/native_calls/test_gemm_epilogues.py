@@ -82,12 +82,12 @@ def test_programs_with_epilogues_give_the_bits_of_nodes_one_by_one(
 ) -> None:
     taken: list[int] = []
 
-    def seen(works: Any) -> list[BlockCall]:
+    def record_epilogues(works: Any) -> list[BlockCall]:
         found = interleave_epilogues(works)
         taken.append(len(found) - len(works))
         return found
 
-    monkeypatch.setattr(segments, "interleave_epilogues", seen)
+    monkeypatch.setattr(segments, "interleave_epilogues", record_epilogues)
     random = np.random.default_rng(0)
     rows = 700 if epilogue == "attention" else 1200  # a product goes by blocks of up to 1,024
     x = gf.placeholder("float32", (rows, 96))

@@ -99,14 +99,14 @@ def model(pins: Sequence[str | None]) -> tuple[gf.Tensor, gf.Tensor, list[gf.Ten
     return x, p, [c, d, ys, n, v, y, e, zs, h, loss, *first]
 
 
-def expected(pins: Sequence[str | None], choice: bool) -> list[bytes]:
+def evaluate_model(pins: Sequence[str | None], choice: bool) -> list[bytes]:
     with gf.random.seed(0):
         x, p, outputs = model(pins)
     feeds = {x: X, p: np.array(choice)}
     return [np.asarray(v).tobytes() for v in evaluate(outputs, feeds)]
 
 
-def found(cluster: gf.Cluster, pins: Sequence[str | None], choice: bool) -> list[bytes]:
+def run_on_cluster(cluster: gf.Cluster, pins: Sequence[str | None], choice: bool) -> list[bytes]:
     with gf.random.seed(0):
         x, p, outputs = model(pins)
     with gf.Session(cluster) as s:
@@ -121,7 +121,7 @@ def found(cluster: gf.Cluster, pins: Sequence[str | None], choice: bool) -> list
 @settings(max_examples=12, deadline=None)
 def test_pins_inside_bodies_change_no_bit(pins: list[str | None], choice: bool) -> None:
     cluster = gf.Cluster.here(devices=("cpu:0", "cpu:1"), threads=1)
-    assert found(cluster, pins, choice) == expected([None] * 12, choice)
+    assert run_on_cluster(cluster, pins, choice) == evaluate_model([None] * 12, choice)
 
 
 @pytest.mark.parametrize("choice", [True, False])
@@ -129,7 +129,7 @@ def test_bodies_over_two_processes_give_the_bits_of_one(choice: bool) -> None:
     a, b = PROCESSES
     pins = [b, a, b, b, a, b, b, a, b, b]
     cluster = gf.Cluster.local(workers=2, threads=1)
-    assert found(cluster, pins, choice) == expected([None] * 12, choice)
+    assert run_on_cluster(cluster, pins, choice) == evaluate_model([None] * 12, choice)
 
 
 def test_each_device_gets_its_part_and_operands_that_it_reads_only() -> None:

@@ -13,19 +13,19 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from tests.properties.random_graphs import random_case
-from tests.properties.test_bit_equality import scattered
-from tests.runtime.programs import CPU, OTHER, placed
+from tests.properties.test_bit_equality import scatter_nodes
+from tests.runtime.programs import CPU, OTHER, place_nodes
 
 DEVICES = ("/worker:0/cpu:0", "/worker:0/cpu:1", "/worker:1/cpu:0")
 
 
-def computing(graph: Graph) -> list[Node]:
+def list_computing_nodes(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if n.op.name not in (*UNPLACED_OPS, "send", "recv")]
 
 
 def cut(seed: int) -> tuple[Graph, dict[Node, str], dict[str, Partition]]:
     graph = random_case(seed, nodes=15).graph
-    devices = scattered(graph, DEVICES, seed)
+    devices = scatter_nodes(graph, DEVICES, seed)
     return graph, devices, partition(graph, devices)
 
 
@@ -66,11 +66,15 @@ def test_the_partitions_together_are_the_graph(seed: int) -> None:
     for name, part in parts.items():
         assert part.device == name
         part.graph.verify()
-        mine = [graph.names[n] for n in computing(graph) if devices[n] == name]
-        assert [part.graph.names[n] for n in computing(part.graph)] == mine  # and in its order
+        mine = [graph.names[n] for n in list_computing_nodes(graph) if devices[n] == name]
+        assert [
+            part.graph.names[n] for n in list_computing_nodes(part.graph)
+        ] == mine  # and in its order
         assert {n.op.name for n in part.graph.nodes} & {"group"} == set()
-    have = Counter(part.graph.names[n] for part in parts.values() for n in computing(part.graph))
-    assert have == Counter(graph.names[n] for n in computing(graph))
+    have = Counter(
+        part.graph.names[n] for part in parts.values() for n in list_computing_nodes(part.graph)
+    )
+    assert have == Counter(graph.names[n] for n in list_computing_nodes(graph))
 
 
 @given(seeds)
@@ -122,7 +126,7 @@ def test_constants_and_feeds_are_wherever_they_are_read() -> None:
     c = gf.constant([1.0, 2.0, 3.0])
     left, right = gf.multiply(x, c, name="left"), gf.multiply(x, c, name="right")
     graph = Graph([left, right])
-    parts = partition(graph, placed(graph, right=OTHER))
+    parts = partition(graph, place_nodes(graph, right=OTHER))
     assert [p.feeds for p in parts.values()] == [("x",), ("x",)]
     for part in parts.values():
         assert [n.op.name for n in part.graph.nodes if n.op.name in ("send", "recv")] == []
@@ -133,7 +137,7 @@ def test_nodes_keep_name_line_and_specs() -> None:
     x = gf.placeholder("float32", ("n", 3), name="x")
     y = gf.tanh(x, name="y")
     graph = Graph([y])
-    (twin,) = partition(graph, placed(graph))[CPU].graph.of_op("tanh")
+    (twin,) = partition(graph, place_nodes(graph))[CPU].graph.of_op("tanh")
     assert (twin.location, twin.specs) == (y.node.location, y.node.specs)
 
 
@@ -141,15 +145,15 @@ def test_an_order_is_kept() -> None:
     x = gf.placeholder("float32", (3,), name="x")
     a, b = gf.tanh(x, name="a"), gf.exp(x, name="b")
     graph = Graph([a, b])
-    part = partition(graph, placed(graph), order=[x.node, b.node, a.node])[CPU]
-    assert [part.graph.names[n] for n in computing(part.graph)] == ["b", "a"]
+    part = partition(graph, place_nodes(graph), order=[x.node, b.node, a.node])[CPU]
+    assert [part.graph.names[n] for n in list_computing_nodes(part.graph)] == ["b", "a"]
     assert {i: part.graph.names[t.node] for i, t in part.fetches.items()} == {"0": "a", "1": "b"}
 
 
 def test_variables_go_by_their_names_in_the_session() -> None:
     v = gf.variable([1.0], name="v")
     graph = Graph([v * 2.0])
-    part = partition(graph, placed(graph), variables={v.node: "v_7"})[CPU]
+    part = partition(graph, place_nodes(graph), variables={v.node: "v_7"})[CPU]
     assert [n.name for n in part.graph.variables] == ["v_7"]
 
 
@@ -164,4 +168,4 @@ def test_an_assignment_away_from_its_variable_is_refused() -> None:
     update = gf.assign(v, v + 1.0, name="update")
     graph = Graph([update])
     with pytest.raises(PlacementError, match=r"'update' \(made at .*test_partition.py:\d+\)"):
-        partition(graph, placed(graph, update=OTHER))
+        partition(graph, place_nodes(graph, update=OTHER))

@@ -45,12 +45,12 @@ def test_who_finds_the_processor_crowded_looks_no_more_for_longer_and_longer(
 ) -> None:
     now, slice_, yields = 100.0, 2e-3, 0
 
-    def yielded() -> None:
+    def yield_processor() -> None:
         nonlocal now, yields
         now, yields = now + slice_, yields + 1
 
     monkeypatch.setattr(waiting, "monotonic", lambda: now)
-    monkeypatch.setattr("os.sched_yield", yielded)
+    monkeypatch.setattr("os.sched_yield", yield_processor)
     waiter = EpollWaiter()
     waiter.add(wakeups[0].fileno(), 0)
     looked = []

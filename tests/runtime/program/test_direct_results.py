@@ -14,8 +14,8 @@ from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.program import direct_results
 from graphflow.runtime.program.direct_results import MIN_BYTES, find_direct_results
 from graphflow.runtime.program.span_recorder import Span
-from tests.properties.random_graphs import random_case, reference, same_bits
-from tests.runtime.programs import alone, compiled, initial_state
+from tests.properties.random_graphs import has_same_bits, random_case, reference
+from tests.runtime.programs import alone, compile_program, initial_state
 
 SIZE = MIN_BYTES // 4
 
@@ -61,7 +61,7 @@ def test_results_of_earlier_steps_stay_as_they_are() -> None:
         second, _ = session.run([y, total], {"x": np.zeros(SIZE, "float32")})
         second.fill(np.nan)
         third, its_sum_again = session.run([y, total], {"x": np.full(SIZE, 0.5, "float32")})
-    assert same_bits(first, kept) and same_bits(third, kept)
+    assert has_same_bits(first, kept) and has_same_bits(third, kept)
     assert its_sum == its_sum_again
 
 
@@ -78,7 +78,7 @@ def test_a_result_that_a_variable_takes_over_is_not_shared_with_it() -> None:
 def test_a_traced_step_gives_one_span_for_a_direct_result() -> None:
     part = alone(gf.tanh(_x()))
     spans: list[Span] = []
-    compiled(part).run({"x": np.zeros(SIZE, "float32")}, 1, 0, spans)
+    compile_program(part).run({"x": np.zeros(SIZE, "float32")}, 1, 0, spans)
     assert [name for _, name, _, _ in spans] == ["x", part.graph.names[part.fetches["0"].node]]
 
 
@@ -94,13 +94,13 @@ def test_direct_results_of_any_size_have_the_bits_of_copied_ones(seed: int) -> N
         for step, feeds in enumerate(map(case.feeds, range(2))):
             named = {case.graph.names.get(t.node, "unused"): a for t, a in feeds.items()}
             batch = next(a.shape[0] for a in feeds.values() if a.ndim)
-            program = compiled(part, state, {"batch": batch})
+            program = compile_program(part, state, {"batch": batch})
             results = program.compute(named, step + 1, step)
             kept = {name: array.copy() for name, array in results.items()}
             for array in results.values():
                 array.fill(0)
             program.commit()
             for name, array in kept.items():
-                assert same_bits(array, expected.fetched[step][int(name)]), (seed, step, name)
+                assert has_same_bits(array, expected.fetched[step][int(name)]), (seed, step, name)
     for name, value in expected.variables.items():
-        assert same_bits(state[name], value)
+        assert has_same_bits(state[name], value)

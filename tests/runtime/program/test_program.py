@@ -17,15 +17,15 @@ from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
-from tests.properties.random_graphs import random_case, reference, same_bits
+from tests.properties.random_graphs import has_same_bits, random_case, reference
 from tests.runtime.programs import (
     CPU,
     OTHER,
     Mailbox,
     alone,
-    compiled,
+    compile_program,
     initial_state,
-    placed,
+    place_nodes,
 )
 
 
@@ -86,13 +86,13 @@ def test_what_the_arena_held_before_a_step_does_not_matter(seed: int, poison: in
         named = {part_name(case.graph, t): a for t, a in arrays.items()}
         batch = next(a.shape[0] for a in arrays.values() if a.ndim)
         if batch not in programs:
-            programs[batch] = compiled(part, state, {"batch": batch}, backend)
+            programs[batch] = compile_program(part, state, {"batch": batch}, backend)
         for arena in backend.arenas:
             arena.fill(poison)  # 0xFF…: NaN
         have = programs[batch].compute(named, i + 1, i)
         programs[batch].commit()
         for name, array in have.items():
-            assert same_bits(array, want.fetched[i][int(name)]), (seed, i, name)
+            assert has_same_bits(array, want.fetched[i][int(name)]), (seed, i, name)
 
 
 def part_name(graph: Graph, tensor: Tensor) -> str:
@@ -104,7 +104,7 @@ def part_name(graph: Graph, tensor: Tensor) -> str:
 def test_the_predicted_peak_is_what_is_allocated(seed: int) -> None:
     part = alone(*random_case(seed).fetches)
     backend = CountingBackend()
-    program = compiled(part, bindings={"batch": 5}, backend=backend)
+    program = compile_program(part, bindings={"batch": 5}, backend=backend)
     specs = {t: t.spec.bind({"batch": 5}) for n in part.graph.nodes for t in n.outputs}
 
     def total(op: str) -> int:
@@ -123,7 +123,7 @@ def test_the_predicted_peak_is_what_is_allocated(seed: int) -> None:
 def test_fetched_arrays_belong_to_the_caller() -> None:
     v = gf.variable(np.zeros(3, "float32"), name="v")
     part = alone(v, v + 1.0, gf.assign(v, v + 2.0))
-    program = compiled(part)
+    program = compile_program(part)
     first = program.compute({}, 1, 0)
     program.commit()
     for array in first.values():
@@ -136,7 +136,7 @@ def test_computing_changes_no_state_until_it_commits() -> None:
     v = gf.variable(np.zeros(3, "float32"), name="v")
     part = alone(REGISTRY["group"](gf.assign(v, v + 1.0)))
     state = initial_state(part)
-    program = compiled(part, state)
+    program = compile_program(part, state)
     program.compute({}, 1, 0)
     program.compute({}, 2, 0)
     assert state["v"].tolist() == [0, 0, 0]
@@ -151,10 +151,10 @@ def test_a_fed_or_received_value_that_is_assigned_is_taken_in_the_commit() -> No
     y = gf.exp(x, name="y")
     graph = Graph([REGISTRY["group"](gf.assign(v, x), gf.assign(w, w - y))])
     channel = Mailbox()
-    parts = partition(graph, placed(graph, y=OTHER))
-    there = compiled(parts[OTHER], channel=channel)
+    parts = partition(graph, place_nodes(graph, y=OTHER))
+    there = compile_program(parts[OTHER], channel=channel)
     state = initial_state(parts[CPU])
-    here = compiled(parts[CPU], state, channel=channel)
+    here = compile_program(parts[CPU], state, channel=channel)
     for step in (1, 2):
         there.compute(feeds(0.0), step, 0)
         here.compute(feeds(5.0), step, 0)
@@ -178,22 +178,22 @@ def test_jit_off_runs_each_ops_plain_kernel_and_is_read_when_a_program_is_compil
     )
     part = alone(op(gf.placeholder("float32", (2, 3), name="x")))
     monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
-    fast = compiled(part)
+    fast = compile_program(part)
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
-    plain = compiled(part)
+    plain = compile_program(part)
     monkeypatch.delenv("GRAPHFLOW_JIT")
     results = [program.compute(feeds(3.0), 1, 0)["0"] for program in (fast, plain)]
     assert calls == ["into", "kernel"]
-    assert same_bits(*results)
+    assert has_same_bits(*results)
 
 
 def test_a_traced_step_gives_the_same_and_a_span_for_each_node() -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
     part = alone(gf.sum(gf.tanh(x, name="t"), name="s"))
-    program = compiled(part)
+    program = compile_program(part)
     spans: list[Span] = []
     traced = program.compute(feeds(0.3), 1, 0, spans)
-    assert same_bits(traced["0"], program.compute(feeds(0.3), 2, 0)["0"])
+    assert has_same_bits(traced["0"], program.compute(feeds(0.3), 2, 0)["0"])
     assert [(track, name) for track, name, _, _ in spans] == [(CPU, n) for n in ("x", "t", "s")]
     times = [t for _, _, start, end in spans for t in (start, end)]
     assert times == sorted(times)
@@ -209,7 +209,7 @@ def test_a_failure_names_node_line_device_and_the_shapes_of_its_inputs(
     x = gf.placeholder("float32", ("n", 3), name="x")
     here = line() + 1
     y = fragile(gf.negative(gf.tanh(x)), name="culprit")
-    program = compiled(alone(gf.exp(y) + 1.0), bindings={"n": 2})
+    program = compile_program(alone(gf.exp(y) + 1.0), bindings={"n": 2})
     with pytest.raises(OpError) as caught:
         program.compute(feeds(1.0), 1, 0, [] if traced else None)
     text = str(caught.value)
@@ -227,7 +227,7 @@ def test_every_node_of_a_program_is_the_one_its_failure_names(fragile: Op, trace
         y = x
         for i in range(5):
             y = fragile(gf.negative(gf.abs(y)), name="culprit") if i == position else gf.exp(y)
-        program = compiled(alone(gf.assign(gf.variable(np.zeros((2, 3), "float32")), y)))
+        program = compile_program(alone(gf.assign(gf.variable(np.zeros((2, 3), "float32")), y)))
         with pytest.raises(OpError, match="fragile 'culprit'"):
             program.compute(feeds(1.0), 1, 0, [] if traced else None)
 
@@ -236,7 +236,7 @@ def test_every_node_of_a_program_is_the_one_its_failure_names(fragile: Op, trace
 def test_a_false_check_stays_a_check_error_with_its_message(traced: bool) -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
     y = gf.debug.check(x, x > 0, "positive", name="guard")
-    program = compiled(alone(y))
+    program = compile_program(alone(y))
     with pytest.raises(CheckError, match=r"check 'guard' .*positive.*false for 6 of 6") as caught:
         program.compute(feeds(-1.0), 1, 0, [] if traced else None)
     assert "CheckError" not in str(caught.value)
@@ -244,7 +244,7 @@ def test_a_false_check_stays_a_check_error_with_its_message(traced: bool) -> Non
 
 def test_a_program_goes_on_after_a_failure(fragile: Op) -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
-    program = compiled(alone(fragile(x)))
+    program = compile_program(alone(fragile(x)))
     with pytest.raises(OpError):
         program.compute(feeds(-1.0), 1, 0)
     assert (program.compute(feeds(1.0), 2, 0)["0"] == 2).all()
@@ -258,16 +258,18 @@ def test_a_wait_that_was_given_up_is_passed_on_as_it_is() -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
     y = gf.exp(x, name="y")
     graph = Graph([gf.tanh(y)])
-    program = compiled(partition(graph, placed(graph, y=OTHER))[CPU], channel=Late())
+    program = compile_program(partition(graph, place_nodes(graph, y=OTHER))[CPU], channel=Late())
     with pytest.raises(StepTimeout, match="too late"):
         program.compute({}, 1, 0)
 
 
 def test_numpy_does_not_warn_of_what_ieee_754_defines(recwarn: pytest.WarningsRecorder) -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
-    program = compiled(alone(gf.log(x), gf.divide(x, x), gf.exp(x + 1e30), gf.sqrt(x - 1.0)))
+    program = compile_program(alone(gf.log(x), gf.divide(x, x), gf.exp(x + 1e30), gf.sqrt(x - 1.0)))
     program.compute(feeds(0.0), 1, 0)
     large = gf.placeholder("float32", (600, 600), name="x")
-    split = compiled(alone(large @ large), backend=CpuBackend(3))  # on threads of its own, too
+    split = compile_program(
+        alone(large @ large), backend=CpuBackend(3)
+    )  # on threads of its own, too
     split.compute({"x": np.full((600, 600), [[np.inf], [-np.inf]] * 300, np.float32)}, 1, 0)
     assert not recwarn.list

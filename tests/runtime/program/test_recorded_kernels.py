@@ -25,8 +25,8 @@ from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
-from tests.properties.random_graphs import same_bits
-from tests.runtime.programs import alone, compiled
+from tests.properties.random_graphs import has_same_bits
+from tests.runtime.programs import alone, compile_program
 
 RECORDING = ("conv", "conv_transpose", "conv_weight_grad", "max_pool", "max_pool_taps", "pool_put",
              "avg_pool", "avg_pool_grad", "batch_norm", "batch_norm_grad", "sum")  # fmt: skip
@@ -106,9 +106,9 @@ def test_recorded_kernels_give_the_bits_of_one_call_after_another(
     part = alone(*fetches)
     with monkeypatch.context() as patched:
         patched.setattr(KernelEmitter, "_emit_recording", lambda *given: False)
-        plain = compiled(part)
+        plain = compile_program(part)
     assert set(python_lines(plain)) & set(RECORDING)
-    programs = [compiled(part, backend=CpuBackend(threads)) for threads in (1, 2, 3)]
+    programs = [compile_program(part, backend=CpuBackend(threads)) for threads in (1, 2, 3)]
     for program in programs:
         assert not set(python_lines(program)) & set(RECORDING)
     for seed in range(2):
@@ -118,16 +118,16 @@ def test_recorded_kernels_give_the_bits_of_one_call_after_another(
             for _ in range(2):
                 found = program.compute(given, seed, 0)
                 for key, array in want.items():
-                    assert same_bits(found[key], array), (key, program)
+                    assert has_same_bits(found[key], array), (key, program)
 
 
 def test_a_traced_step_tells_the_time_of_a_recorded_kernel() -> None:
     fetches = CASES["winograd"]()
-    program, given = compiled(alone(*fetches), backend=CpuBackend(2)), values(fetches, 0)
+    program, given = compile_program(alone(*fetches), backend=CpuBackend(2)), values(fetches, 0)
     spans: list[Span] = []
     traced = program.compute(given, 1, 0, spans)
     want = program.compute(given, 2, 0)
-    assert all(same_bits(traced[key], array) for key, array in want.items())
+    assert all(has_same_bits(traced[key], array) for key, array in want.items())
     spent = {name: end - start for _, name, start, end in spans}
     assert sum(time > 0 for name, time in spent.items() if "conv" in name) == 3
 
@@ -135,7 +135,7 @@ def test_a_traced_step_tells_the_time_of_a_recorded_kernel() -> None:
 def test_recordings_of_a_device_share_scratch_memory() -> None:
     backend = CpuBackend(2)
     parts = [alone(*CASES[case]()) for case in ("winograd", "winograd", "implicit product")]
-    programs = [compiled(part, backend=backend) for part in parts]
+    programs = [compile_program(part, backend=backend) for part in parts]
     calls = [c for p in programs for s in p._code.compute.segments for c in s.calls if c.recording]
     largest = max(call.recording.scratch_nbytes for call in calls if call.recording)
     assert backend.shared_scratch(0).nbytes <= 2 * largest

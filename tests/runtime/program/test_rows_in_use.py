@@ -18,7 +18,7 @@ from graphflow.ops.communication.rows_in_use import find_rows_in_use
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.runtime.program.generated_call_support import received_tensor_check
-from tests.runtime.programs import alone, compiled, initial_state
+from tests.runtime.programs import alone, compile_program, initial_state
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: gf.optim.SGD(0.1),
@@ -38,7 +38,7 @@ class DirtyBackend(CpuBackend):
         return memory
 
 
-def training(optimizer: str, lookups: int) -> tuple[gf.Tensor, gf.Tensor]:
+def build_training(optimizer: str, lookups: int) -> tuple[gf.Tensor, gf.Tensor]:
     """The loss and the update of a small table."""
     ids = gf.placeholder("int64", (lookups,), name="ids")
     initial = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype("float32")
@@ -55,12 +55,12 @@ def test_memory_that_nothing_wrote_changes_no_bit(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_JIT", jit)
     lookups = 3000 if threads > 1 else 300
-    part = alone(*training(optimizer, lookups))
+    part = alone(*build_training(optimizer, lookups))
     states = [initial_state(part) for _ in range(2)]
     checked = replace(part, checks=RESULTS)  # computes all rows
     programs = [
-        compiled(part, states[0], backend=DirtyBackend(threads)),
-        compiled(checked, states[1]),
+        compile_program(part, states[0], backend=DirtyBackend(threads)),
+        compile_program(checked, states[1]),
     ]
     random = np.random.default_rng(1)
     for step, distinct in enumerate((lookups, 20, 1, lookups // 2)):
@@ -74,7 +74,7 @@ def test_memory_that_nothing_wrote_changes_no_bit(
 
 
 def test_what_only_an_update_reads_is_limited_and_what_is_fetched_is_not() -> None:
-    loss, train = training("adagrad", 300)
+    loss, train = build_training("adagrad", 300)
     graph = alone(loss, train).graph
     specs = {t: t.spec for node in graph.nodes for t in node.outputs}
     used = find_rows_in_use(graph, specs)
@@ -87,19 +87,19 @@ def test_what_only_an_update_reads_is_limited_and_what_is_fetched_is_not() -> No
 
 
 def test_rows_beyond_those_in_use_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = alone(*training("adagrad", 300))
+    part = alone(*build_training("adagrad", 300))
     asked: list[int] = []
     op = REGISTRY["take"]
     into = op.into
     assert into is not None
 
-    def counting(xp: Any, out: Any, x: Any, indices: Any, **attrs: Any) -> None:
+    def count_rows(xp: Any, out: Any, x: Any, indices: Any, **attrs: Any) -> None:
         asked.append(indices.shape[0])
         into(xp, out, x, indices, **attrs)
 
-    monkeypatch.setitem(op.__dict__, "into", counting)
+    monkeypatch.setitem(op.__dict__, "into", count_rows)
     monkeypatch.setitem(op.__dict__, "native", None)
-    program = compiled(part)
+    program = compile_program(part)
     program.compute({"ids": np.arange(300) % 7}, 1, 0)
     assert sorted(set(asked)) == [7, 300] and asked.count(300) == 1  # that of the model
 

@@ -60,7 +60,7 @@ class Wire:
 
     def __init__(self, world: Any, source: int, target: int) -> None:
         self.lock = threading.Lock()
-        self.carry = lambda letter: world.between(source, target, letter)
+        self.carry = lambda letter: world.send_between_workers(source, target, letter)
 
     def send_unlocked(self, frames: list[Any]) -> bool:
         self.carry(OutgoingMessage(*decode_frames(frames)))
@@ -207,14 +207,14 @@ class Hosted:
                 peak = {"cpu:0": 1} if self.world.ways.random() < 0.2 else {}
                 return Computed({"y": fetched}, [], peak)
             case Commit():
-                self.world.applied(self.session, self.epoch, step, self.index, "commit")
+                self.world.note_applied(self.session, self.epoch, step, self.index, "commit")
                 if step not in self.pending:
                     self.world.violate(f"worker {self.index} commits step {step} uncomputed")
                 self.counter = self.pending.pop(step)
                 self._forget(step)
             case Abort():
                 for each in self._open(step):
-                    self.world.applied(self.session, self.epoch, each, self.index, "abort")
+                    self.world.note_applied(self.session, self.epoch, each, self.index, "abort")
                     self.pending.pop(each, None)
                 self._forget(step)
             case Write():
@@ -256,7 +256,7 @@ class Process:
     def later(self, delay: float, action: Any) -> None:
         """Does something of this life; when it is frozen, after that."""
         life = self.life
-        self.world.at(delay, lambda: self._act(life, action))
+        self.world.schedule(delay, lambda: self._act(life, action))
 
     def hear(self, event: Any) -> None:
         self._act(self.life, lambda: self.handle(event))
@@ -408,14 +408,16 @@ class User(Process):
         )  # fmt: skip
         self.world.connect(self)
         own = Version.own()
-        self.ask(lambda request: Hello(request, own.version, own.wire, own.python), self._met)
+        self.ask(
+            lambda request: Hello(request, own.version, own.wire, own.python), self._open_workers
+        )
         self._tick()
 
     def die(self) -> None:
         """The process ends; another is started."""
         self.life += 1
         self.alive, self.machine, self.begun = False, None, {}
-        self.world.at(self.world.random.uniform(0.1, 8.0), self.recover)
+        self.world.schedule(self.world.random.uniform(0.1, 8.0), self.recover)
 
     def freeze(self, seconds: float) -> None:
         """It stops for a while, and another may take over before it goes on."""
@@ -423,13 +425,13 @@ class User(Process):
         if self.world.random.random() < 0.5:
             zombie = Zombie(self)
             self.world.register(zombie, zombie)
-            self.world.at(seconds, zombie.thaw)
+            self.world.schedule(seconds, zombie.thaw)
             self.world.zombies.append(zombie)
             self.life += 1
             self.machine = None  # nobody is there to die, or freeze, before the other one
-            self.world.at(self.world.random.uniform(0, seconds), self.recover)
+            self.world.schedule(self.world.random.uniform(0, seconds), self.recover)
         else:
-            self.world.at(seconds, self.thaw)
+            self.world.schedule(seconds, self.thaw)
 
     def handle(self, event: c.CoordinatorEvent) -> None:
         machine, now = self.machine, self.world.now * self.rate
@@ -447,7 +449,7 @@ class User(Process):
                 isinstance(action, c.SettleOperation)
                 and self.begun.pop(action.request, None) is not None
             ):
-                self.settled(action.request, action.outcome)
+                self.settle(action.request, action.outcome)
         heard = getattr(event, "worker", None)
         for index in self.everyone if heard is None else [heard]:
             self.world.check_window(machine.stream(index).outbound)
@@ -473,7 +475,7 @@ class User(Process):
     ) -> None:
         seconds = DEADLINE if step else 20.0
         held = follows >= 0  # then its time begins when the one before it has ended
-        self.begun[self.request] = inf if held else self._until(seconds)
+        self.begun[self.request] = inf if held else self._deadline_in(seconds)
         self._then[self.request] = (then, step)
         if not held and step and self.world.is_short() and self._repeats(orders, step):
             return
@@ -493,46 +495,48 @@ class User(Process):
             self.world.check_window(self.machine.stream(worker).outbound)
         return True
 
-    def _until(self, seconds: float) -> float:
+    def _deadline_in(self, seconds: float) -> float:
         return float(self.world.now + (seconds + 2.0) / self.rate)
 
-    def settled(self, request: int, outcome: Any) -> None:
+    def settle(self, request: int, outcome: Any) -> None:
         then, step = self._then.pop(request)
-        self.begun = dict.fromkeys(self.begun, self._until(DEADLINE))
+        self.begun = dict.fromkeys(self.begun, self._deadline_in(DEADLINE))
         if isinstance(outcome, WorkerLost | RendezvousTimeout | StaleEpoch):
             self.world.saw(outcome, self)
             self.life += 1
             self.alive, self.machine, self.begun = False, None, {}
-            self.world.at(self.world.random.uniform(0.05, 1.0), self.recover)
+            self.world.schedule(self.world.random.uniform(0.05, 1.0), self.recover)
         elif isinstance(outcome, c.Replies):
             then(outcome)
         elif step:
             self.world.saw(outcome, self)
-            self.world.decided(self.name, self.epoch, step, "abort")
+            self.world.note_decided(self.name, self.epoch, step, "abort")
             if not self.begun:
                 self.later(0.01, self._go_on)
         else:
             self.world.saw(outcome, self)
             self.life += 1
             self.alive, self.machine, self.begun = False, None, {}
-            self.world.at(0.5, self.recover)
+            self.world.schedule(0.5, self.recover)
 
-    def _met(self, replies: c.Replies) -> None:
+    def _open_workers(self, replies: c.Replies) -> None:
         self.request += 1
         addresses = self.world.addresses
         orders = {i: c.Order(Open(self.request, i, addresses, 12.0)) for i in self.everyone}
-        self._begin(orders, self._opened)
+        self._begin(orders, self._write_checkpoint)
 
-    def _opened(self, replies: c.Replies) -> None:
+    def _write_checkpoint(self, replies: c.Replies) -> None:
         value = np.array([self.checkpoint], np.int64)
-        self.ask(lambda request: Write(request, "n"), self._written, [("value", "n", value)])
+        self.ask(
+            lambda request: Write(request, "n"), self._go_on_after_write, [("value", "n", value)]
+        )
 
-    def _written(self, replies: c.Replies) -> None:
+    def _go_on_after_write(self, replies: c.Replies) -> None:
         self._go_on()
 
     def _go_on(self) -> None:
         if self.committed >= self.steps:
-            self.ask(lambda request: Read(request, "n"), self._ended)
+            self.ask(lambda request: Read(request, "n"), self._finish)
             return
         counts = self.world.quiet or self.world.random.random() < 0.7
         due = self.steps - self.committed - counts
@@ -562,7 +566,7 @@ class User(Process):
             request, program, {}, [], False, DEADLINE, follows=follows, free=not counts
         )
         orders = {index: c.Order(compute) for index in self.everyone}
-        self._begin(orders, partial(self._stepped, step, counts), step, follows)
+        self._begin(orders, partial(self._go_on_after_step, step, counts), step, follows)
         if follows >= 0:  # its user looks at the one before first
             self.later(self.world.random.uniform(0, 0.2), lambda: self._release(request))
 
@@ -573,25 +577,25 @@ class User(Process):
             else:
                 self.later(0.01, lambda: self._release(request))
 
-    def _stepped(self, step: int, counts: bool, replies: c.Replies) -> None:
-        self.world.decided(self.name, self.epoch, step, "commit")
+    def _go_on_after_step(self, step: int, counts: bool, replies: c.Replies) -> None:
+        self.world.note_decided(self.name, self.epoch, step, "commit")
         self.committed += counts
         self._expect(replies, "y", self.committed)
         if self.begun:
             return
         if self.world.random.random() < 0.3:
-            self.ask(lambda request: Read(request, "n"), self._saved)
+            self.ask(lambda request: Read(request, "n"), self._note_checkpoint)
         else:
             self.later(self.world.random.choice([0.0, 0.0, 0.01, 0.1]), self._go_on)
 
-    def _saved(self, replies: c.Replies) -> None:
+    def _note_checkpoint(self, replies: c.Replies) -> None:
         self._expect(replies, "n", self.committed)
         self.checkpoint = self.committed
         self._go_on()
 
-    def _ended(self, replies: c.Replies) -> None:
+    def _finish(self, replies: c.Replies) -> None:
         self._expect(replies, "n", self.steps)
-        self.world.ended(self.name, self.epoch)
+        self.world.note_ended(self.name, self.epoch)
         self.done = True
 
     def _expect(self, replies: c.Replies, name: str, value: int) -> None:
@@ -631,7 +635,7 @@ class Zombie:
     def tick(self) -> None:
         self.handle(c.CoordinatorTick())
         if self.request:
-            self.world.at(0.5, self.tick)
+            self.world.schedule(0.5, self.tick)
 
     def handle(self, event: c.CoordinatorEvent) -> None:
         for action in self.machine.handle(event, self.world.now * self.rate):

@@ -121,7 +121,7 @@ class World:
         Raises:
             Violation: the protocol broke a promise.
         """
-        while not all(user.done for user in self.users) or self._asking():
+        while not all(user.done for user in self.users) or self._is_asking():
             if not self._queue or self._queue[0][0] > HORIZON:
                 self.violate("not everybody is done")
             self.now, _, action = heapq.heappop(self._queue)
@@ -129,10 +129,10 @@ class World:
             self._check()
         return self
 
-    def _asking(self) -> bool:
+    def _is_asking(self) -> bool:
         return any(zombie.request for zombie in self.zombies)
 
-    def at(self, delay: float, action: Callable[[], None]) -> None:
+    def schedule(self, delay: float, action: Callable[[], None]) -> None:
         heapq.heappush(self._queue, (self.now + delay, next(self._order), action))
 
     # Promises ------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class World:
         if many or (outbound.pending > 1 and outbound.pending_bytes > stream.WINDOW_BYTES):
             self.violate(f"{outbound.pending} messages are not acknowledged")
 
-    def decided(self, session: str, epoch: int, step: int, verdict: str) -> None:
+    def note_decided(self, session: str, epoch: int, step: int, verdict: str) -> None:
         """A user was told how a step ended."""
         if verdict == "commit":
             for index in range(len(self.workers)):
@@ -163,7 +163,7 @@ class World:
         if self._verdicts.setdefault((session, epoch, step), verdict) != verdict:
             self.violate(f"{session}: step {step} ended twice")
 
-    def applied(self, session: str, epoch: int, step: int, worker: int, verdict: str) -> None:
+    def note_applied(self, session: str, epoch: int, step: int, worker: int, verdict: str) -> None:
         """A worker does what it was told of a step."""
         key = (session, epoch, step, worker)
         if key in self._applied:
@@ -179,7 +179,7 @@ class World:
         """Whether a worker was told how a step ended: session, epoch, step, worker."""
         return key in self._applied
 
-    def ended(self, session: str, epoch: int) -> None:
+    def note_ended(self, session: str, epoch: int) -> None:
         """A user is done: every worker was told of every step of this epoch that it began."""
         for key in self.started - self._applied.keys():
             if key[:2] == (session, epoch):
@@ -224,14 +224,14 @@ class World:
         if self.now - since - reached <= _NO_TRACE + 0.01:
             self.violate(f"a worker that can be reached is lost: {lost.reason}")
 
-    def _out(self, party: Party, worker: int, seconds: float) -> None:
+    def _silence(self, party: Party, worker: int, seconds: float) -> None:
         """For so long from now on, a user may not hear a worker."""
         held = self._outages.setdefault((party, ("worker", worker)), [])
         held.append((self.now, self.now + seconds))
 
     def _all_out(self, worker: int, seconds: float) -> None:
         for user in (*self.users, *self.zombies):
-            self._out(self._party(user), worker, seconds)
+            self._silence(self._party(user), worker, seconds)
 
     # Names ---------------------------------------------------------------------------------------
 
@@ -258,13 +258,15 @@ class World:
         way = (party, ("worker", send.worker))
         route = (*party, self._generation.get(way, 0))
         lane = self.lanes and not isinstance(send.message, Hello | Open | Ping)
-        received = w.MessageReceived(route, send.envelope, send.message, _copied(send.data), lane)
+        received = w.MessageReceived(
+            route, send.envelope, send.message, _copy_data(send.data), lane
+        )
         if isinstance(send.message, Open):
             self._opening[send.worker] = received
         if self.random.random() < 0.01:
             self._recorded.append((send.worker, received))
         self._travel(
-            way, send.message, lambda: self.workers[send.worker].hear(self._coded(received))
+            way, send.message, lambda: self.workers[send.worker].hear(self._encode_event(received))
         )
 
     def to_coordinator(self, worker: int, send: w.SendMessage) -> None:
@@ -274,12 +276,14 @@ class World:
             return  # that connection is gone
         party = there[0][:-1]
         way = (party, ("worker", worker))
-        received = c.WorkerMessageReceived(worker, send.envelope, send.message, _copied(send.data))
+        received = c.WorkerMessageReceived(
+            worker, send.envelope, send.message, _copy_data(send.data)
+        )
 
         def arrive() -> None:
             reader = self._users[party]
             if self._party(reader) == party:  # else that process has ended
-                reader.hear(self._coded(received))
+                reader.hear(self._encode_event(received))
 
         self._travel(way[::-1], send.message, arrive)
 
@@ -293,15 +297,19 @@ class World:
         """Whether the short way is tried for what comes now."""
         return self.ways.random() < 0.6
 
-    def between(self, source: int, target: int, letter: stream.OutgoingMessage) -> None:
+    def send_between_workers(
+        self, source: int, target: int, letter: stream.OutgoingMessage
+    ) -> None:
         """A message from worker to worker."""
         received = w.MessageReceived(
-            ("worker", source), letter.envelope, letter.message, _copied(letter.data)
+            ("worker", source), letter.envelope, letter.message, _copy_data(letter.data)
         )
         if self.random.random() < 0.01:
             self._recorded.append((target, received))
         way = (("worker", source), ("worker", target))
-        self._travel(way, letter.message, lambda: self.workers[target].hear(self._coded(received)))
+        self._travel(
+            way, letter.message, lambda: self.workers[target].hear(self._encode_event(received))
+        )
 
     def _party(self, user: User | Zombie) -> Party:
         return ("user", user.name, user.life)
@@ -321,20 +329,20 @@ class World:
         self._free[way] = time
         pair = _pair(way)
         if chance > 0.99 and pair[0][0] == "user":
-            self._out(pair[0], pair[1][1], time - self.now)
+            self._silence(pair[0], pair[1][1], time - self.now)
         generation = self._generation.get(pair, 0)
 
         def act() -> None:
             if self._generation.get(pair, 0) == generation:
                 arrive()
             elif self.random.random() < 0.3:  # it was received before the reset, but not read
-                self.at(self.random.uniform(0, 0.5), arrive)
+                self.schedule(self.random.uniform(0, 0.5), arrive)
 
-        self.at(time - self.now, act)
+        self.schedule(time - self.now, act)
         if chance < 0.03 and not self.quiet:
-            self.at(time - self.now + self.random.random(), arrive)
+            self.schedule(time - self.now + self.random.random(), arrive)
 
-    def _coded(self, event: Any) -> Any:
+    def _encode_event(self, event: Any) -> Any:
         """What comes of a message: at times another byte, in some worlds from its frames."""
         if isinstance(event.message, Chunk) and not self.quiet and self.random.random() < 0.02:
             damaged = bytearray(event.data)
@@ -359,7 +367,7 @@ class World:
                 user.hear(event)
 
         if self._links_tell:
-            self.at(delay, tell)
+            self.schedule(delay, tell)
 
     # Misfortunes ---------------------------------------------------------------------------------
 
@@ -376,7 +384,7 @@ class World:
             harmless = kind in (self._reset, self._replay, self._jump, self._cut_off)
             harmless |= kind == self._hold and self._links_tell
             self._deadly = self._deadly or not harmless or cuts > 1
-            self.at(self.random.uniform(0.0, 1.0) ** 2 * 3.0, kind)
+            self.schedule(self.random.uniform(0.0, 1.0) ** 2 * 3.0, kind)
 
     def _ways(self) -> Iterator[tuple[Party, Party]]:
         places = [("worker", index) for index in range(len(self.workers))]
@@ -415,13 +423,13 @@ class World:
                     self._cut[way] = self._cut[way[::-1]] = self.now + seconds
                 user = self._users.get(way[0])
                 if way[0][0] == "user":
-                    self._out(way[0], way[1][1], seconds)
+                    self._silence(way[0], way[1][1], seconds)
                 if isinstance(user, User):
                     noticed = self.random.uniform(2.0, 3.0)
                     if noticed < seconds:
                         self._tell_link(user, way[1][1], up=False, delay=noticed)
                     self._tell_link(user, way[1][1], up=True, delay=seconds)
-                self.at(seconds, lambda way=way: self._break(way))
+                self.schedule(seconds, lambda way=way: self._break(way))
 
     def _crash(self) -> None:
         """A worker's process ends; its supervisor starts another at the same address."""
@@ -433,10 +441,10 @@ class World:
             )
         seconds = self.random.uniform(0.3, 3.0)
         self._all_out(worker.index, seconds)
-        self.at(seconds, worker.start)
+        self.schedule(seconds, worker.start)
         if self._opening.get(worker.index) and self.random.random() < 0.5:  # it was still queued
             late = self._opening[worker.index]
-            self.at(seconds + 0.2 * self.random.random(), lambda: worker.hear(late))
+            self.schedule(seconds + 0.2 * self.random.random(), lambda: worker.hear(late))
 
     def _freeze(self) -> None:
         """A worker's process is stopped, and goes on later."""
@@ -450,7 +458,7 @@ class World:
             if seconds > 3.0:
                 self._tell_link(user, worker.index, up=False, delay=self.random.uniform(2.0, 3.0))
             self._tell_link(user, worker.index, up=True, delay=seconds + 0.1)
-        self.at(seconds, lambda: worker.thaw() if worker.life == life else None)
+        self.schedule(seconds, lambda: worker.thaw() if worker.life == life else None)
 
     def _hold(self) -> None:
         """An op holds the interpreter of a worker, which says nothing, while the transport goes on
@@ -460,7 +468,7 @@ class World:
             worker.frozen, worker.vouched, life = True, True, worker.life
             seconds = self.random.choice([2.0, 6.0, 9.0])
             self._all_out(worker.index, seconds)
-            self.at(seconds, lambda: worker.thaw() if worker.life == life else None)
+            self.schedule(seconds, lambda: worker.thaw() if worker.life == life else None)
 
     def _die(self) -> None:
         """A coordinator's process ends."""
@@ -474,7 +482,7 @@ class World:
             seconds = self.random.choice([1.0, 6.0, 20.0])
             self._woken = self.now + seconds
             for worker in self.workers:
-                self._out(self._party(user), worker.index, seconds)
+                self._silence(self._party(user), worker.index, seconds)
             user.freeze(seconds)
 
     def _replay(self) -> None:
@@ -505,7 +513,7 @@ def _pair(way: tuple[Party, Party]) -> tuple[Party, Party]:
     return way[::-1] if way[1][0] == "user" else way
 
 
-def _copied(data: Any) -> bytes | None:
+def _copy_data(data: Any) -> bytes | None:
     return None if data is None else bytes(data)
 
 

@@ -149,7 +149,7 @@ def checks_in_world(seed: int) -> int:
     (user,) = world.users
     user.rate, handle, checked = 1.0, user.handle, 0
 
-    def watched(event: CoordinatorEvent) -> None:
+    def check_clocks(event: CoordinatorEvent) -> None:
         nonlocal checked
         handle(event)
         if user.machine is None or any(worker.life > 1 for worker in world.workers):
@@ -167,7 +167,7 @@ def checks_in_world(seed: int) -> int:
         assert abs(shown[0] - shown[1]) <= known[0].error + known[1].error + 2e-6
         checked += 1
 
-    user.handle = watched  # type: ignore[method-assign]
+    user.handle = check_clocks  # type: ignore[method-assign]
     world.run()
     return checked
 

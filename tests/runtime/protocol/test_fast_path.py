@@ -115,7 +115,7 @@ class Cluster:
             finished = w.JobFinished(run.session, run.job, run.step, run.epoch, None)
             self.do(worker, self.workers[worker].handle(finished, self.now))
 
-    def ordered(self, worker: int, *, step: int | None = None, **fields: Any) -> bytes:
+    def encode_next_order(self, worker: int, *, step: int | None = None, **fields: Any) -> bytes:
         """The frame of the next order for a worker, if nobody changes anything of it."""
         outbound = self.coordinator.stream(worker).outbound
         commits = self.coordinator._peers[worker].commit_owed
@@ -186,7 +186,7 @@ class Cluster:
             )
 
 
-def stepped() -> Cluster:
+def run_one_step() -> Cluster:
     """One whose workers know who speaks over the lane."""
     cluster = Cluster()
     cluster.whole_step()
@@ -194,7 +194,7 @@ def stepped() -> Cluster:
 
 
 def test_both_ways_leave_the_same_behind_and_say_the_same() -> None:
-    one, other = stepped(), stepped()
+    one, other = run_one_step(), run_one_step()
     choice = random.Random(5)
     for number in range(300):  # beyond what is acknowledged together
         one.whole_step(small=number % 3 > 0)
@@ -209,7 +209,7 @@ def test_both_ways_leave_the_same_behind_and_say_the_same() -> None:
 
 
 def test_a_step_by_the_short_way_fetches_what_was_computed() -> None:
-    cluster = stepped()
+    cluster = run_one_step()
     cluster.whole_step(short=lambda what: True)
     (_, settled) = cluster.settled[-2:]
     assert isinstance(settled.outcome, c.Replies)
@@ -221,19 +221,19 @@ def test_a_step_by_the_short_way_fetches_what_was_computed() -> None:
 
 def unlike(cluster: Cluster) -> Iterator[tuple[str, bytes, bytes]]:
     """Orders that are not for the short way: why, the route that they come by, and the frame."""
-    right = cluster.ordered(0)
+    right = cluster.encode_next_order(0)
     yield "another lane", b"lane 2", right
-    yield "traced", LANE, cluster.ordered(0, trace=True)
-    yield "free", LANE, cluster.ordered(0, free=True)
-    yield "after another step", LANE, cluster.ordered(0, follows=cluster.step)
-    yield "with feeds that come before it", LANE, cluster.ordered(0, feeds=["x"])
-    yield "that commits another step", LANE, cluster.ordered(0, commits=cluster.step - 1)
-    yield "that commits nothing", LANE, cluster.ordered(0, commits=-1)
-    yield "of a step that was", LANE, cluster.ordered(0, step=cluster.step)
+    yield "traced", LANE, cluster.encode_next_order(0, trace=True)
+    yield "free", LANE, cluster.encode_next_order(0, free=True)
+    yield "after another step", LANE, cluster.encode_next_order(0, follows=cluster.step)
+    yield "with feeds that come before it", LANE, cluster.encode_next_order(0, feeds=["x"])
+    yield "that commits another step", LANE, cluster.encode_next_order(0, commits=cluster.step - 1)
+    yield "that commits nothing", LANE, cluster.encode_next_order(0, commits=-1)
+    yield "of a step that was", LANE, cluster.encode_next_order(0, step=cluster.step)
     damaged = bytearray(X)
     damaged[-1] ^= 1
-    yield "with a damaged array", LANE, cluster.ordered(0, small=[X, bytes(damaged)])
-    yield "with half an array", LANE, cluster.ordered(0, small=[X[:4]])
+    yield "with a damaged array", LANE, cluster.encode_next_order(0, small=[X, bytes(damaged)])
+    yield "with half an array", LANE, cluster.encode_next_order(0, small=[X[:4]])
     envelope, message = wire.decode(right)
     for name, changes in {
         "after a gap": {"sequence": envelope.sequence + 1},
@@ -252,7 +252,7 @@ def unlike(cluster: Cluster) -> Iterator[tuple[str, bytes, bytes]]:
 
 
 def test_an_order_unlike_the_one_before_is_left_for_the_long_way() -> None:
-    cluster = stepped()
+    cluster = run_one_step()
     cluster.whole_step()
     worker = cluster.workers[0]
     before, names = state(worker), []
@@ -261,11 +261,11 @@ def test_an_order_unlike_the_one_before_is_left_for_the_long_way() -> None:
         assert state(worker) == before, name
         names.append(name)
     assert len(names) > 20
-    assert worker.accept_order(LANE, cluster.ordered(0), cluster.now) is not None
+    assert worker.accept_order(LANE, cluster.encode_next_order(0), cluster.now) is not None
 
 
 def test_an_answer_that_is_not_expected_is_left_for_the_long_way() -> None:
-    cluster, stopped = stepped(), stepped()
+    cluster, stopped = run_one_step(), run_one_step()
     request, step = cluster.request + 1, cluster.step + 1
     repeat = SteadyStateStep(request, step, ORDER, [0, 1], {})
     assert cluster.coordinator.begin_step(repeat, cluster.now) is not None
@@ -298,7 +298,7 @@ def test_an_answer_that_is_not_expected_is_left_for_the_long_way() -> None:
 
 
 def test_a_step_is_not_begun_shortly_beside_others_or_after_a_loss() -> None:
-    cluster, lost, full = stepped(), stepped(), stepped()
+    cluster, lost, full = run_one_step(), run_one_step(), run_one_step()
     repeat = SteadyStateStep(cluster.request + 1, cluster.step + 1, ORDER, [0, 1], {})
     for order in (
         replace_fields(ORDER, deadline=float("inf")),
@@ -321,9 +321,9 @@ def test_a_step_is_not_begun_shortly_beside_others_or_after_a_loss() -> None:
 
 
 def test_a_worker_answers_the_long_way_what_is_not_for_the_short_one() -> None:
-    cluster = stepped()
+    cluster = run_one_step()
     worker = cluster.workers[1]
-    run = worker.accept_order(LANE, cluster.ordered(1), cluster.now)
+    run = worker.accept_order(LANE, cluster.encode_next_order(1), cluster.now)
     assert run is not None and run.commits == cluster.step
     right = w.JobFinished(run.session, run.job, run.step, run.epoch, Computed({"y": np.ones(2)}))
     before = state(worker)
@@ -353,9 +353,9 @@ def test_who_only_answers_is_told_now_and_then_that_its_answers_came() -> None:
 
 
 def test_a_worker_knows_lanes_only_as_long_as_they_and_their_sessions_last() -> None:
-    cluster = stepped()
+    cluster = run_one_step()
     worker = cluster.workers[0]
-    frame = cluster.ordered(0)
+    frame = cluster.encode_next_order(0)
     envelope, message = wire.decode(frame)
     worker.handle(w.MessageReceived(b"lane 2", envelope, message, None, True), cluster.now)
     assert set(worker._codecs) == {b"lane 2"}, "the session has another lane"

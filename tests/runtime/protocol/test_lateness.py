@@ -15,10 +15,10 @@ from graphflow.runtime.protocol import coordinator_events as c
 from graphflow.runtime.protocol.coordinator import GRACE
 from graphflow.runtime.transport.tensor_mailbox import Awaited, TensorMailbox
 from graphflow.runtime.wire.messages import Compute, Done, Failed
-from tests.runtime.protocol.test_protocol import Desk, settled
+from tests.runtime.protocol.test_protocol import Desk, find_settlement
 
 
-def late(awaits: int, edge: int = 0) -> Failed:
+def make_timeout(awaits: int, edge: int = 0) -> Failed:
     text = f"step 3: edge {edge} from worker {awaits} did not come"
     return Failed(2, "StepTimeout", text, "a traceback", awaits)
 
@@ -54,14 +54,14 @@ def test_whoever_speaks_first_the_blame_is_on_one_that_waited_for_nobody(
     now, actions = 2.0, []
     for worker in speaking:
         now += 0.01
-        said = late(names[above[worker]]) if worker in above else Done(2, [], {})
+        said = make_timeout(names[above[worker]]) if worker in above else Done(2, [], {})
         actions = desk.hear(names[worker], said, now)
         if ends(actions):
             break
     else:
         assert desk.machine.wake_at(now) <= 2.0 + GRACE + 0.01
         actions = desk.machine.handle(c.CoordinatorTick(), 2.0 + GRACE + 0.01)
-    error = settled(actions).outcome
+    error = find_settlement(actions).outcome
     assert isinstance(error, StepTimeout) and error.worker is not None
     blamed = next(name for name, at in names.items() if at == error.worker)
     assert blamed not in above
@@ -73,8 +73,10 @@ def test_the_blame_tells_the_whole_chain_and_what_is_known_of_its_end() -> None:
     desk = Desk(4)
     desk.step(2, 3, 0.0)
     for worker in (3, 2, 1):
-        assert not ends(desk.hear(worker, late(worker - 1, edge=worker - 1), 2.0)), "it may tell"
-    error = settled(desk.machine.handle(c.CoordinatorTick(), 2.0 + GRACE)).outcome
+        assert not ends(desk.hear(worker, make_timeout(worker - 1, edge=worker - 1), 2.0)), (
+            "it may tell"
+        )
+    error = find_settlement(desk.machine.handle(c.CoordinatorTick(), 2.0 + GRACE)).outcome
     assert str(error) == (
         "step 3: edge 0 from worker 0 did not come (worker 0 at tcp://127.0.0.1:7000 cannot be "
         "reached for 2.5 s; worker 3 waited for worker 2; worker 2 waited for worker 1; "
@@ -85,8 +87,10 @@ def test_the_blame_tells_the_whole_chain_and_what_is_known_of_its_end() -> None:
 def test_who_waits_in_a_circle_is_told_of_at_once() -> None:
     desk = Desk(3)
     desk.step(2, 3, 0.0)
-    assert not ends(desk.hear(0, late(1), 2.0)) and not ends(desk.hear(1, late(2), 2.0))
-    error = settled(desk.hear(2, late(0), 2.0)).outcome
+    assert not ends(desk.hear(0, make_timeout(1), 2.0)) and not ends(
+        desk.hear(1, make_timeout(2), 2.0)
+    )
+    error = find_settlement(desk.hear(2, make_timeout(0), 2.0)).outcome
     assert isinstance(error, StepTimeout) and error.worker in (0, 1, 2)
 
 
@@ -94,23 +98,27 @@ def test_who_waits_in_a_circle_is_told_of_at_once() -> None:
 def test_what_kept_the_others_waiting_is_told_instead_of_their_waits(how: str) -> None:
     desk = Desk(3)
     desk.step(2, 3, 0.0)
-    assert not ends(desk.hear(2, late(1), 2.0)) and not ends(desk.hear(1, late(0), 2.0))
+    assert not ends(desk.hear(2, make_timeout(1), 2.0)) and not ends(
+        desk.hear(1, make_timeout(0), 2.0)
+    )
     if how == "lost":
-        error = settled(desk.machine.handle(c.WorkerGone(0, "killed by signal 9"), 2.1)).outcome
+        error = find_settlement(
+            desk.machine.handle(c.WorkerGone(0, "killed by signal 9"), 2.1)
+        ).outcome
         assert isinstance(error, WorkerLost)
     elif how == "op":
-        error = settled(desk.hear(0, Failed(2, "OpError", "singular", ""), 2.1)).outcome
+        error = find_settlement(desk.hear(0, Failed(2, "OpError", "singular", ""), 2.1)).outcome
         assert isinstance(error, OpError)
     else:
         said = Failed(2, "StepTimeout", "step 3: a loop was in iteration 7", "")
-        error = settled(desk.hear(0, said, 2.1)).outcome
+        error = find_settlement(desk.hear(0, said, 2.1)).outcome
         assert isinstance(error, StepTimeout) and "iteration 7" in str(error)
 
 
 def test_a_worker_that_blames_nobody_of_the_session_is_lost() -> None:
     desk = Desk(2)
     desk.step(2, 3, 0.0)
-    assert isinstance(settled(desk.hear(0, late(2), 2.0)).outcome, WorkerLost)
+    assert isinstance(find_settlement(desk.hear(0, make_timeout(2), 2.0)).outcome, WorkerLost)
 
 
 def test_a_step_that_waited_in_vain_before_the_one_it_follows_is_decided_ends_with_it() -> None:

@@ -69,7 +69,7 @@ class Host:
             for part, (holder, mirror) in self.world.places_in(job.program).items():
                 if holder == self.index and mirror is not None:
                     value = self.values[part] + (not job.program.startswith(COPY))
-                    self.world.between(self.index, mirror, run.step, part, value)
+                    self.world.send_between_workers(self.index, mirror, run.step, part, value)
             self._compute(run)
             return
         match job:
@@ -127,7 +127,9 @@ class World:
 
     # The network ----------------------------------------------------------------------------------
 
-    def between(self, source: int, target: int, step: int, part: str, value: int) -> None:
+    def send_between_workers(
+        self, source: int, target: int, step: int, part: str, value: int
+    ) -> None:
         self._carry(source, target, lambda: self.hosts[target].deliver(step, part, value))
 
     def to_coordinator(self, worker: int, envelope: Any, message: Any, data: Any) -> None:
@@ -284,7 +286,7 @@ class BothLost(Exception):
     """Both copies of a part are gone."""
 
 
-def trained(seed: int, workers: int, victims: dict[int, int]) -> World:
+def run_training(seed: int, workers: int, victims: dict[int, int]) -> World:
     world = World(seed, workers, {})
     world.open()
     world.carried, world.victims = 0, victims
@@ -293,11 +295,11 @@ def trained(seed: int, workers: int, victims: dict[int, int]) -> World:
 
 @pytest.mark.parametrize("workers", [2, 3])
 def test_any_worker_may_die_at_any_message(workers: int) -> None:
-    messages = trained(0, workers, {}).carried
+    messages = run_training(0, workers, {}).carried
     assert messages > 5 * STEPS
     for at in range(messages):
         for victim in range(workers):
-            world = trained(at, workers, {at: victim})
+            world = run_training(at, workers, {at: victim})
             assert world.committed == STEPS and not world.hosts[victim].alive
 
 
@@ -307,7 +309,7 @@ def test_a_second_death_is_survived_or_takes_both_copies() -> None:
         draw = random.Random(seed)
         victims = {draw.randrange(120): draw.randrange(4) for _ in range(2)}
         try:
-            trained(seed, 3, victims)
+            run_training(seed, 3, victims)
             ends["survived"] += 1
         except BothLost:
             ends["lost"] += 1
@@ -321,7 +323,7 @@ def test_a_loss_that_undoes_a_step_which_has_committed_is_found(
     monkeypatch.setattr(CoordinatorMachine, "_send_commit", lambda self, worker: [])
     with pytest.raises(AssertionError):
         for at in range(40):
-            trained(at, 2, {at: 0})
+            run_training(at, 2, {at: 0})
 
 
 def test_an_answer_before_the_value_has_come_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -337,4 +339,4 @@ def test_an_answer_before_the_value_has_come_is_found(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(Host, "_compute", compute_early)
     with pytest.raises(AssertionError, match="is not what it mirrors"):
-        trained(0, 2, {})
+        run_training(0, 2, {})

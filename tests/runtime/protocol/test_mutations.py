@@ -33,7 +33,7 @@ QUICK = 200
 Mutation = Callable[[], Any]  # what makes it hold for a while
 
 
-def _fenced(envelope: Any, epoch: int, token: str, *, by: str) -> Any:
+def _fence(envelope: Any, epoch: int, token: str, *, by: str) -> Any:
     if by == "token" and not compare_digest(envelope.token.encode(), token.encode()):
         return StaleSession("of another session")
     return StaleEpoch("of another epoch") if by == "epoch" and envelope.epoch != epoch else None
@@ -42,7 +42,7 @@ def _fenced(envelope: Any, epoch: int, token: str, *, by: str) -> Any:
 @contextmanager
 def fence(by: str) -> Iterator[None]:
     def half(envelope: Any, epoch: int, token: str) -> Any:
-        return _fenced(envelope, epoch, token, by=by)
+        return _fence(envelope, epoch, token, by=by)
 
     with ExitStack() as held:
         for module in (coordinator, worker):

@@ -181,12 +181,12 @@ class Desk:
         return self.machine.handle(c.WorkerMessageReceived(worker, envelope, message, data), now)
 
 
-def settled(actions: list) -> c.SettleOperation:
+def find_settlement(actions: list) -> c.SettleOperation:
     (found,) = [action for action in actions if isinstance(action, c.SettleOperation)]
     return found
 
 
-def told(actions: list, kind: type) -> list[int]:
+def list_receivers(actions: list, kind: type) -> list[int]:
     return [
         a.worker for a in actions if isinstance(a, c.SendToWorker) and isinstance(a.message, kind)
     ]
@@ -196,7 +196,7 @@ def test_who_does_not_answer_is_told_with_what_is_known_of_its_connection() -> N
     desk = Desk(3, welcomed=0)
     for event in (c.LinkUp(1), c.LinkUp(2), c.LinkDown(2, "its process ended")):
         desk.machine.handle(event, 0.1)
-    error = settled(desk.machine.handle(c.CoordinatorTick(), 2.0)).outcome
+    error = find_settlement(desk.machine.handle(c.CoordinatorTick(), 2.0)).outcome
     nobody, busy, ended = str(error).split("; worker ")
     assert "7000 did not answer within 2 s: is `graphflow worker --listen" in nobody
     assert "7001 did not answer within 2 s: it took the connection, but an op holds" in busy
@@ -208,9 +208,12 @@ def test_a_step_commits_when_the_last_worker_has_computed() -> None:
     desk.step(2, 1, 0.0)
     assert desk.hear(0, Done(2, [], {"/worker:0/cpu:0": 5}), 0.1) == []
     actions = desk.hear(1, Done(2, [], {}), 0.2)
-    replies = settled(actions).outcome
+    replies = find_settlement(actions).outcome
     due = desk.machine.wake_at(0.2)
-    assert due < 0.21 and told(desk.machine.handle(c.CoordinatorTick(), due), Commit) == [0, 1]
+    assert due < 0.21 and list_receivers(desk.machine.handle(c.CoordinatorTick(), due), Commit) == [
+        0,
+        1,
+    ]
     assert isinstance(replies, c.Replies) and set(replies.messages) == {0, 1}
 
 
@@ -231,8 +234,8 @@ def test_one_failure_aborts_the_step_everywhere_with_the_remote_traceback() -> N
     desk.step(2, 1, 0.0)
     desk.hear(0, Done(2, [], {}), 0.1)
     actions = desk.hear(1, Failed(2, "OpError", "matmul_1 failed", "Traceback: line 7"), 0.2)
-    assert told(actions, Abort) == [0, 1]
-    error = settled(actions).outcome
+    assert list_receivers(actions, Abort) == [0, 1]
+    error = find_settlement(actions).outcome
     assert isinstance(error, OpError) and "matmul_1 failed" in str(error)
     assert "worker 1" in error.__notes__[0] and "line 7" in error.__notes__[0]
 
@@ -240,7 +243,7 @@ def test_one_failure_aborts_the_step_everywhere_with_the_remote_traceback() -> N
 def test_an_error_class_that_is_not_graphflows_is_not_looked_up_elsewhere() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)
-    error = settled(desk.hear(1, Failed(2, "annotations", "x", ""), 0.2)).outcome
+    error = find_settlement(desk.hear(1, Failed(2, "annotations", "x", ""), 0.2)).outcome
     assert type(error) is OpError
 
 
@@ -252,8 +255,8 @@ def test_a_late_step_times_out_after_a_grace_and_names_who_had_not_finished() ->
         a for a in desk.machine.handle(c.CoordinatorTick(), 2.1) if isinstance(a, c.SettleOperation)
     ]
     actions = desk.machine.handle(c.CoordinatorTick(), 2.6)
-    assert told(actions, Abort) == [0, 1]
-    error = settled(actions).outcome
+    assert list_receivers(actions, Abort) == [0, 1]
+    error = find_settlement(actions).outcome
     assert isinstance(error, StepTimeout)
     assert "step 9" in str(error) and "worker 1" in str(error) and "worker 0" not in str(error)
 
@@ -262,13 +265,13 @@ def test_a_worker_whose_process_ends_is_lost_at_once_and_the_others_are_told_to_
     desk = Desk()
     desk.step(2, 3, 0.0)
     actions = desk.machine.handle(c.WorkerGone(1, "killed by signal 9", 'softmax "x"'), 0.1)
-    assert told(actions, Abort) == [0]
-    error = settled(actions).outcome
+    assert list_receivers(actions, Abort) == [0]
+    error = find_settlement(actions).outcome
     assert isinstance(error, WorkerLost)
     assert "worker 1" in str(error) and "step 3" in str(error) and "signal 9" in str(error)
     assert (error.worker, error.step, error.reason) == (1, 3, "killed by signal 9")
     assert (error.op, error.program, error.ended) == ('softmax "x"', "p", True)
-    again = settled(desk.step(3, 4, 0.2)).outcome
+    again = find_settlement(desk.step(3, 4, 0.2)).outcome
     assert isinstance(again, WorkerLost)
 
 
@@ -279,7 +282,9 @@ def test_silence_is_death_unless_the_transport_vouches_for_the_process() -> None
     desk.machine.handle(c.CoordinatorTick(), 4.4)
     assert not desk.machine.loss_reasons() and desk.machine.wake_at(4.4) == 4.5
     actions = desk.machine.handle(c.CoordinatorTick(), 4.5)
-    assert "worker 1" in str(settled(actions).outcome) and set(desk.machine.loss_reasons()) == {1}
+    assert "worker 1" in str(find_settlement(actions).outcome) and set(
+        desk.machine.loss_reasons()
+    ) == {1}
 
 
 def test_a_link_that_comes_back_in_time_costs_nothing_and_one_that_does_not_the_worker() -> None:
@@ -296,7 +301,7 @@ def test_a_link_that_comes_back_in_time_costs_nothing_and_one_that_does_not_the_
     desk.machine.handle(c.CoordinatorTick(), 11.0)
     assert not desk.machine.loss_reasons()
     actions = desk.machine.handle(c.CoordinatorTick(), 11.5)
-    error = settled(actions).outcome
+    error = find_settlement(actions).outcome
     assert isinstance(error, WorkerLost) and not error.ended
     assert error.worker == 0 and "cut off (silent for 4.5 s)" in error.reason
 
@@ -307,13 +312,13 @@ def test_a_worker_whose_op_holds_the_interpreter_is_late_but_not_dead() -> None:
         desk.machine.handle(c.LinkUp(worker), 0.0)
     desk.begin(2, dict.fromkeys(range(2), Compute(2, "p", {}, [], False, 30.0)), 0.0, 3)
     desk.hear(0, Pong(), 2.0)
-    error = settled(desk.machine.handle(c.CoordinatorTick(), 2.5)).outcome
+    error = find_settlement(desk.machine.handle(c.CoordinatorTick(), 2.5)).outcome
     assert isinstance(error, StepTimeout) and not desk.machine.loss_reasons()
     assert "worker 1" in str(error) and "holds its Python interpreter" in str(error)
     assert "worker 0 at tcp://127.0.0.1:7000 had not finished" in str(error)
 
 
-def unreached(desk: Desk, asked: int, now: float, step: int = 3) -> list:
+def report_unreached(desk: Desk, asked: int, now: float, step: int = 3) -> list:
     """Worker 0 says that worker 1 takes nothing of edge 5."""
     envelope = Envelope("s", 1, 0, step, desk.sent[0], 0)
     return desk.machine.handle(c.WorkerMessageReceived(0, envelope, Unreached(1, asked, 5)), now)
@@ -325,11 +330,11 @@ def test_workers_that_both_answer_but_do_not_reach_each_other_end_their_step_by_
     for second in range(1, 6):
         for worker in range(2):
             desk.hear(worker, Pong(), float(second))
-    assert unreached(desk, 8, 5.0) == [], "it may still heal"
-    assert unreached(desk, 9, 5.0, step=2) == [], "of a step that is over"
-    actions = unreached(desk, 9, 5.0)
-    assert told(actions, Abort) == [0, 1] and not desk.machine.loss_reasons()
-    error = settled(actions).outcome
+    assert report_unreached(desk, 8, 5.0) == [], "it may still heal"
+    assert report_unreached(desk, 9, 5.0, step=2) == [], "of a step that is over"
+    actions = report_unreached(desk, 9, 5.0)
+    assert list_receivers(actions, Abort) == [0, 1] and not desk.machine.loss_reasons()
+    error = find_settlement(actions).outcome
     assert isinstance(error, LinkLost) and isinstance(error, StepTimeout)
     assert (error.source, error.target, error.step, error.edge) == (0, 1, 3, 5)
     assert "worker 0 at" in str(error) and "worker 1 at" in str(error) and "edge 5" in str(error)
@@ -340,32 +345,32 @@ def test_a_worker_whose_interpreter_was_held_is_not_taken_for_cut_off_from_anoth
     for worker in range(2):
         desk.machine.handle(c.LinkUp(worker), 0.0)
     desk.begin(2, dict.fromkeys(range(2), Compute(2, "p", {}, [], False, 30.0)), 0.0, 3)
-    assert unreached(desk, 12, 6.0) == [], "it says nothing to us either"
+    assert report_unreached(desk, 12, 6.0) == [], "it says nothing to us either"
     desk.hear(1, Pong(), 6.1)
-    assert unreached(desk, 13, 6.2) == [], "it has just begun to answer"
+    assert report_unreached(desk, 13, 6.2) == [], "it has just begun to answer"
     for now in (7.0, 8.0, 9.0):
         desk.hear(1, Pong(), now)
-    assert isinstance(settled(unreached(desk, 18, 9.1)).outcome, LinkLost)
+    assert isinstance(find_settlement(report_unreached(desk, 18, 9.1)).outcome, LinkLost)
 
 
 def test_no_heartbeat_goes_to_a_worker_that_does_not_know_the_session_yet() -> None:
     desk = Desk()
-    assert not told(desk.machine.handle(c.CoordinatorTick(), 1.1), Ping)
+    assert not list_receivers(desk.machine.handle(c.CoordinatorTick(), 1.1), Ping)
     addresses = [f"tcp://127.0.0.1:{7000 + index}" for index in range(2)]
     desk.begin(2, {w: Open(2, w, addresses, 30.0, [], []) for w in range(2)}, 1.2)
-    assert told(desk.machine.handle(c.CoordinatorTick(), 2.2), Open) == [
+    assert list_receivers(desk.machine.handle(c.CoordinatorTick(), 2.2), Open) == [
         0,
         1,
     ]  # it may have been lost
     desk.hear(0, Ready(2), 2.3)
-    assert told(desk.machine.handle(c.CoordinatorTick(), 3.2), Ping) == [0]
+    assert list_receivers(desk.machine.handle(c.CoordinatorTick(), 3.2), Ping) == [0]
 
 
 def test_one_who_has_answered_the_first_call_is_not_lost_while_others_are_awaited() -> None:
     desk = Desk(welcomed=1)
     for now in range(1, 12):
         actions = desk.machine.handle(c.CoordinatorTick(), float(now))
-        assert told(actions, Hello) == [0, 1]
+        assert list_receivers(actions, Hello) == [0, 1]
         for send in actions:
             if isinstance(send, c.SendToWorker) and send.worker == 0:
                 desk.welcome(0, send.envelope.sequence, float(now))
@@ -385,7 +390,7 @@ def test_a_worker_that_never_answers_the_first_call_is_a_rendezvous_timeout() ->
     machine = CoordinatorMachine("s", ["tcp://127.0.0.1:7001"], 0.0)
     order = c.Order(Hello(1, "", 0, ""))
     machine.handle(c.BeginOperation(1, {0: order}, 5.0), 0.0)
-    error = settled(machine.handle(c.CoordinatorTick(), 5.0)).outcome
+    error = find_settlement(machine.handle(c.CoordinatorTick(), 5.0)).outcome
     assert isinstance(error, RendezvousTimeout) and "graphflow worker" in str(error)
 
 
@@ -394,7 +399,7 @@ def test_other_versions_are_refused_with_both_named() -> None:
     machine.handle(c.BeginOperation(1, {0: c.Order(Hello(1, "", 0, ""))}, 5.0), 0.0)
     welcome = Welcome(1, "9.9.9", 1, "3.11", ["cpu:0"])
     event = c.WorkerMessageReceived(0, Envelope("s", 1, 0, 0, 1), welcome)
-    error = settled(machine.handle(event, 0.1)).outcome
+    error = find_settlement(machine.handle(event, 0.1)).outcome
     assert isinstance(error, VersionMismatch)
     assert "9.9.9" in str(error) and Version.own().version in str(error)
 
@@ -411,7 +416,7 @@ def test_what_is_missing_is_asked_for_once_and_then_taken_in_order() -> None:
     assert asked.count(Resend(2, 1)) == 1
     desk.machine.handle(c.WorkerMessageReceived(0, Envelope("s", 1, 0, 1, 2), chunk, data), 0.2)
     desk.machine.handle(late[0], 0.2)
-    replies = settled(desk.hear(1, Done(2, [], {}), 0.3)).outcome
+    replies = find_settlement(desk.hear(1, Done(2, [], {}), 0.3)).outcome
     assert isinstance(replies, c.Replies) and replies.arrays[0]["y"].tolist() == [0, 1]
 
 
@@ -424,7 +429,7 @@ def test_a_message_that_comes_twice_counts_once_and_one_of_another_epoch_never()
     (answer,) = desk.machine.handle(stale, 0.1)
     assert isinstance(answer.message, Fenced)
     desk.sent[0] = 2
-    assert isinstance(settled(desk.hear(1, Done(2, [], {}), 0.2)).outcome, c.Replies)
+    assert isinstance(find_settlement(desk.hear(1, Done(2, [], {}), 0.2)).outcome, c.Replies)
 
 
 def test_the_next_step_carries_the_commit_and_any_other_order_follows_it() -> None:
@@ -434,16 +439,16 @@ def test_the_next_step_carries_the_commit_and_any_other_order_follows_it() -> No
         desk.hear(worker, Done(2, [], {}), 0.1)
     first, second = desk.step(3, 2, 0.101)
     assert first.message.commits == second.message.commits == 1
-    assert not told(desk.machine.handle(c.CoordinatorTick(), 0.2), Commit)
+    assert not list_receivers(desk.machine.handle(c.CoordinatorTick(), 0.2), Commit)
     for worker in range(2):
         desk.hear(worker, Done(3, [], {}), 0.3)
     commit, read = desk.begin(4, {0: Read(4, "w")}, 0.301)
     assert isinstance(commit.message, Commit) and commit.envelope.step == 2
     assert isinstance(read.message, Read)
-    assert told(desk.machine.handle(c.CoordinatorTick(), 0.4), Commit) == [1]
+    assert list_receivers(desk.machine.handle(c.CoordinatorTick(), 0.4), Commit) == [1]
 
 
-def ahead(desk: Desk, request: int, step: int, follows: int, *, free: bool) -> list:
+def begin_ahead(desk: Desk, request: int, step: int, follows: int, *, free: bool) -> list:
     """Begins a step that is not decided before it is released."""
     order = Compute(request, "p", {}, [], False, 2.0, follows=follows, free=free)
     orders = {worker: c.Order(order) for worker in range(2)}
@@ -455,8 +460,8 @@ def ahead(desk: Desk, request: int, step: int, follows: int, *, free: bool) -> l
 def test_free_steps_need_no_word_in_between_and_others_do() -> None:
     for free in (True, False):
         desk = Desk()
-        ahead(desk, 2, 1, -1, free=free)
-        ahead(desk, 3, 2, 1, free=free)
+        begin_ahead(desk, 2, 1, -1, free=free)
+        begin_ahead(desk, 3, 2, 1, free=free)
         for worker in range(2):
             desk.hear(worker, Done(2, [], {}), 0.1)
         released = desk.machine.handle(c.ReleaseStep(2), 0.1)
@@ -466,15 +471,15 @@ def test_free_steps_need_no_word_in_between_and_others_do() -> None:
             if isinstance(a, c.SendToWorker)
         ]
         assert orders == ([] if free else [(3, 1), (3, 1)])  # no commit is a message of its own
-        actions = ahead(desk, 4, 3, 2, free=free)
+        actions = begin_ahead(desk, 4, 3, 2, free=free)
         carried = [a.message.commits for a in actions if isinstance(a, c.SendToWorker)]
         assert carried == ([1, 1] if free else [])  # else it waits here for step 2
 
 
 def test_a_free_step_that_fails_early_is_told_when_the_one_before_it_is_decided() -> None:
     desk = Desk()
-    ahead(desk, 2, 1, -1, free=True)
-    ahead(desk, 3, 2, 1, free=True)
+    begin_ahead(desk, 2, 1, -1, free=True)
+    begin_ahead(desk, 3, 2, 1, free=True)
     desk.hear(0, Done(2, [], {}), 0.1)
     assert desk.hear(0, Failed(3, "OpError", "bad", ""), 0.1) == []
     desk.hear(1, Done(2, [], {}), 0.1)
@@ -488,8 +493,8 @@ def test_a_free_step_that_fails_early_is_told_when_the_one_before_it_is_decided(
 def test_a_step_that_fails_takes_those_that_follow_it_along_free_or_not() -> None:
     for free in (True, False):
         desk = Desk()
-        ahead(desk, 2, 1, -1, free=free)
-        ahead(desk, 3, 2, 1, free=free)
+        begin_ahead(desk, 2, 1, -1, free=free)
+        begin_ahead(desk, 3, 2, 1, free=free)
         if free:
             desk.hear(0, Done(3, [], {}), 0.1)
         actions = desk.hear(0, Failed(2, "OpError", "bad", ""), 0.1)
@@ -501,9 +506,9 @@ def test_a_step_that_fails_takes_those_that_follow_it_along_free_or_not() -> Non
 def test_a_step_is_not_decided_before_the_one_that_it_follows() -> None:
     for free in (True, False):
         desk = Desk()
-        ahead(desk, 2, 1, -1, free=free)
-        ahead(desk, 3, 2, 1, free=free)
-        refused = settled(desk.machine.handle(c.ReleaseStep(3), 0.1))
+        begin_ahead(desk, 2, 1, -1, free=free)
+        begin_ahead(desk, 3, 2, 1, free=free)
+        refused = find_settlement(desk.machine.handle(c.ReleaseStep(3), 0.1))
         assert refused.request == 3 and isinstance(refused.outcome, SessionError)
         assert "step 2 was to be decided before step 1" in str(refused.outcome)
         for worker in range(2):
@@ -511,7 +516,9 @@ def test_a_step_is_not_decided_before_the_one_that_it_follows() -> None:
         actions = desk.machine.handle(c.ReleaseStep(2), 0.2)
         ends = {a.request: a.outcome for a in actions if isinstance(a, c.SettleOperation)}
         assert isinstance(ends[2], c.Replies) and isinstance(ends[3], SessionError)
-        assert told(actions, Abort) == ([0, 1] if free else [])  # of what they were ordered to do
+        assert list_receivers(actions, Abort) == (
+            [0, 1] if free else []
+        )  # of what they were ordered to do
 
 
 def test_a_coordinator_that_another_one_replaced_is_told_so_and_ends_all_it_does() -> None:
@@ -519,9 +526,9 @@ def test_a_coordinator_that_another_one_replaced_is_told_so_and_ends_all_it_does
     desk.step(2, 1, 0.0)
     answer = Fenced("StaleEpoch", "session s has epoch 3 by now")
     event = c.WorkerMessageReceived(1, Envelope("s", 3, 1, 1, 0), answer)
-    error = settled(desk.machine.handle(event, 0.1)).outcome
+    error = find_settlement(desk.machine.handle(event, 0.1)).outcome
     assert isinstance(error, StaleEpoch) and "epoch 3" in str(error) and "epoch 1" in str(error)
-    assert isinstance(settled(desk.step(3, 2, 0.2)).outcome, StaleEpoch)
+    assert isinstance(find_settlement(desk.step(3, 2, 0.2)).outcome, StaleEpoch)
     assert desk.machine.handle(c.CoordinatorTick(), 5.0) == []
 
 
@@ -533,10 +540,13 @@ def test_a_worker_that_was_told_to_close_the_session_may_say_that_it_does_not_kn
         return desk.machine.handle(event, 1.1)
 
     desk = Desk()
-    assert told(desk.begin(2, {worker: Close(2) for worker in range(2)}, 0.0), Close) == [0, 1]
+    assert list_receivers(desk.begin(2, {worker: Close(2) for worker in range(2)}, 0.0), Close) == [
+        0,
+        1,
+    ]
     desk.hear(0, Ready(2), 0.1)
     assert says(desk, 0) == []  # others have not closed it yet
-    end = settled(says(desk, 1))  # its answer comes by another way, later
+    end = find_settlement(says(desk, 1))  # its answer comes by another way, later
     assert isinstance(end.outcome, c.Replies) and not desk.machine.loss_reasons()
     assert desk.hear(1, Ready(2), 1.2) == []
     stranger = Desk()
@@ -570,7 +580,7 @@ def test_a_window_that_is_full_holds_back_what_is_sent_until_it_is_acknowledged(
 def test_a_result_that_was_announced_but_not_sent_loses_the_worker() -> None:
     desk = Desk()
     desk.step(2, 1, 0.0)
-    error = settled(desk.hear(0, Done(2, ["loss"], {}), 0.1)).outcome
+    error = find_settlement(desk.hear(0, Done(2, ["loss"], {}), 0.1)).outcome
     assert isinstance(error, WorkerLost) and "not sent" in str(error)
 
 
@@ -579,8 +589,10 @@ def test_cancelling_aborts_the_step_but_no_other_request() -> None:
     desk.step(2, 1, 0.0)
     desk.begin(3, {0: Read(3, "w")}, 0.0)
     actions = desk.machine.handle(c.CancelSteps(), 0.1)
-    assert told(actions, Abort) == [0, 1]
-    assert settled(actions).request == 2 and isinstance(settled(actions).outcome, SessionError)
+    assert list_receivers(actions, Abort) == [0, 1]
+    assert find_settlement(actions).request == 2 and isinstance(
+        find_settlement(actions).outcome, SessionError
+    )
 
 
 def test_an_array_that_cannot_travel_is_refused_and_leaves_no_gap() -> None:
@@ -626,7 +638,9 @@ def compute(request: int) -> Compute:
     return Compute(request, "p", {}, [], False, 5.0)
 
 
-def following(request: int, follows: int, *, free: bool = True, program: str = "p") -> Compute:
+def make_following_step(
+    request: int, follows: int, *, free: bool = True, program: str = "p"
+) -> Compute:
     return Compute(request, program, {}, [], False, 5.0, follows=follows, free=free)
 
 
@@ -637,10 +651,10 @@ def runs(actions: list) -> list[tuple[str, int]]:
 def test_a_worker_computes_free_steps_of_one_program_at_once_and_others_after_the_commit() -> None:
     shop = Shop()
     assert runs(shop.order(compute(2), 1.0, step=1)) == [("Compute", 1)]
-    assert runs(shop.order(following(3, 1), 1.0, step=2)) == [("Compute", 2)]
-    assert runs(shop.order(following(4, 2), 1.0, step=3)) == [("Compute", 3)]
-    assert runs(shop.order(following(5, 3, program="q"), 1.0, step=4)) == []
-    assert runs(shop.order(following(6, 4, program="q"), 1.0, step=5)) == []
+    assert runs(shop.order(make_following_step(3, 1), 1.0, step=2)) == [("Compute", 2)]
+    assert runs(shop.order(make_following_step(4, 2), 1.0, step=3)) == [("Compute", 3)]
+    assert runs(shop.order(make_following_step(5, 3, program="q"), 1.0, step=4)) == []
+    assert runs(shop.order(make_following_step(6, 4, program="q"), 1.0, step=5)) == []
     commits = shop.order(Commit(), 2.0, step=2)
     assert runs(commits) == [("Commit", 1), ("Commit", 2)]
     assert runs(shop.order(Commit(), 2.0, step=3)) == [("Commit", 3), ("Compute", 4)]
@@ -651,14 +665,14 @@ def test_a_worker_that_is_told_to_abort_a_step_ends_those_that_follow_it_and_no_
     shop = Shop()
     shop.order(compute(2), 1.0, step=1)
     for step in (2, 3):
-        shop.order(following(step + 1, step - 1), 1.0, step=step)
-    shop.order(following(5, 3, free=False), 1.0, step=4)
+        shop.order(make_following_step(step + 1, step - 1), 1.0, step=step)
+    shop.order(make_following_step(5, 3, free=False), 1.0, step=4)
     assert runs(shop.order(Commit(), 2.0, step=1)) == [("Commit", 1)]
     actions = shop.order(Abort("SessionError", "no"), 2.0, step=2)
     assert runs(actions) == [("Abort", 3)]
     (wake,) = [a for a in actions if isinstance(a, w.CancelStep)]
     assert wake.step == 3
-    late = w.JobFinished("s", following(4, 2), 3, 1, Computed())
+    late = w.JobFinished("s", make_following_step(4, 2), 3, 1, Computed())
     assert shop.machine.handle(late, 2.0) == []
     assert shop.order(Abort("SessionError", "no"), 2.0, step=4) == []
     assert runs(shop.order(compute(9), 3.0, step=9)) == [("Compute", 9)]

@@ -107,27 +107,27 @@ def test_whatever_a_line_does_everything_arrives_once_and_in_order(
         assert all(end.outbound.pending == end.waiting_count == 0 for end in line.ends)
 
 
-def numbered(number: int) -> Envelope:
+def make_envelope(number: int) -> Envelope:
     return Envelope("s", 1, 0, 0, number)
 
 
 def test_a_gap_is_asked_for_once_and_again_only_when_the_answer_was_lost() -> None:
     inbound = Inbound()
     forget = Forget(1, [], [])
-    assert inbound.receive(numbered(3), forget, None) == (ReceiveStatus.MISSING, Resend(1, 1))
-    assert inbound.receive(numbered(4), forget, None) == (ReceiveStatus.MISSING, None)
+    assert inbound.receive(make_envelope(3), forget, None) == (ReceiveStatus.MISSING, Resend(1, 1))
+    assert inbound.receive(make_envelope(4), forget, None) == (ReceiveStatus.MISSING, None)
     # The sender has not heard of the request yet: the same one again.
-    assert inbound.receive(numbered(4), Ping(resent=0), None) == (
+    assert inbound.receive(make_envelope(4), Ping(resent=0), None) == (
         ReceiveStatus.UNNUMBERED,
         Resend(1, 1),
     )
     # It has answered, and the answer was lost: another one.
-    assert inbound.receive(numbered(4), Ping(resent=1), None) == (
+    assert inbound.receive(make_envelope(4), Ping(resent=1), None) == (
         ReceiveStatus.UNNUMBERED,
         Resend(1, 2),
     )
-    assert inbound.receive(numbered(1), forget, None)[0] is ReceiveStatus.FRESH
-    assert inbound.receive(numbered(3), forget, None) == (ReceiveStatus.MISSING, Resend(2, 3))
+    assert inbound.receive(make_envelope(1), forget, None)[0] is ReceiveStatus.FRESH
+    assert inbound.receive(make_envelope(3), forget, None) == (ReceiveStatus.MISSING, Resend(2, 3))
 
 
 def test_an_array_in_shared_memory_is_taken_without_a_look_at_it() -> None:
@@ -135,20 +135,20 @@ def test_an_array_in_shared_memory_is_taken_without_a_look_at_it() -> None:
     chunk = Chunk("edge", 1, 7, "uint8", [9], [0], 9, 0, slot=128, turn=1)
     borrowed: list[Any] = []
     lent = BorrowedBuffer(lambda: borrowed.append(1))  # type: ignore[arg-type,return-value]
-    assert inbound.receive(numbered(1), chunk, lent) == (ReceiveStatus.FRESH, None)
+    assert inbound.receive(make_envelope(1), chunk, lent) == (ReceiveStatus.FRESH, None)
     assert (
-        inbound.receive(numbered(1), chunk, lent) == (ReceiveStatus.DUPLICATE, None)
+        inbound.receive(make_envelope(1), chunk, lent) == (ReceiveStatus.DUPLICATE, None)
         and not borrowed
     )
 
 
 def test_many_messages_in_one_direction_are_acknowledged_by_number_and_by_bytes() -> None:
     inbound = Inbound()
-    told = [inbound.receive(numbered(n), Load(1, "p", 0), None)[1] for n in range(1, 65)]
+    told = [inbound.receive(make_envelope(n), Load(1, "p", 0), None)[1] for n in range(1, 65)]
     assert told == [None] * 63 + [Ack()]
     inbound.mark_acknowledged()
     ((chunk, data),) = split_array("fetch", 1, "x", np.zeros(1 << 20, np.uint8))
-    told = [inbound.receive(numbered(n), chunk, data)[1] for n in range(65, 73)]
+    told = [inbound.receive(make_envelope(n), chunk, data)[1] for n in range(65, 73)]
     assert told == [None] * 7 + [Ack()]
 
 

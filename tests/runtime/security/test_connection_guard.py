@@ -17,7 +17,7 @@ from graphflow.errors import AddressInUse
 from graphflow.runtime.security import connection_guard as door
 from graphflow.runtime.transport.tcp import TcpChannel, TcpListener
 from graphflow.runtime.wire.array_codec import CHUNK_BYTES
-from tests.faults.hostile.strangers import closed
+from tests.faults.hostile.strangers import is_closed
 
 SECONDS = 10.0
 ZMTP = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
@@ -32,16 +32,16 @@ def wait_for(what: Callable[[], Any], seconds: float = SECONDS) -> Any:
     return found
 
 
-def connected(address: str) -> socket.socket:
+def connect(address: str) -> socket.socket:
     host, port = address.removeprefix("tcp://").split(":")
     made = socket.create_connection((host, int(port)))
     made.settimeout(SECONDS)
     return made
 
 
-def shaken(address: str) -> socket.socket:
+def connect_with_handshake(address: str) -> socket.socket:
     """A connection that speaks ZMTP by hand: its greeting and READY are done."""
-    made = connected(address)
+    made = connect(address)
     made.sendall(ZMTP)
     with made.makefile("rb", buffering=0) as answers:
         greeting = b""
@@ -93,11 +93,11 @@ def late_news(monkeypatch: pytest.MonkeyPatch) -> None:
     """The monitor tells of connections half a second late."""
     arrive = door.ConnectionLimiter._add_connection
 
-    def late(self: door.ConnectionLimiter, descriptor: int) -> None:
+    def arrive_late(self: door.ConnectionLimiter, descriptor: int) -> None:
         time.sleep(0.5)
         arrive(self, descriptor)
 
-    monkeypatch.setattr(door.ConnectionLimiter, "_add_connection", late)
+    monkeypatch.setattr(door.ConnectionLimiter, "_add_connection", arrive_late)
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_those_who_say_nothing_make_room_for_who_does(served: Served, context: A
     channel = TcpChannel(context, served.listener.address, insecure=False, watch=True)
     channel.send([b"hello"])
     wait_for(lambda: served.messages)
-    silent = [connected(served.listener.address) for _ in range(60)]
+    silent = [connect(served.listener.address) for _ in range(60)]
     wait_for(lambda: 0 < served.listener.limiter.connections <= 20)
     late = TcpChannel(context, served.listener.address, insecure=False)
     late.send([b"late"])
@@ -151,12 +151,12 @@ def test_who_comes_pushes_nobody_out_who_is_served() -> None:
 def test_many_of_one_host_keep_nobody_of_another_from_saying_who_it_is(served: Served) -> None:
     host, port = served.listener.address.removeprefix("tcp://").split(":")
     friend = socket.create_connection((host, int(port)), source_address=("127.0.0.2", 0))
-    many = [connected(served.listener.address) for _ in range(60)]
+    many = [connect(served.listener.address) for _ in range(60)]
     for each in many:
         with contextlib.suppress(OSError):  # it made room already
             each.sendall(ZMTP)  # more than the friend has said so far
     wait_for(lambda: 0 < served.listener.limiter.connections <= 20)
-    assert not closed(friend, 0.5)  # looks at the door come each 0.2 s
+    assert not is_closed(friend, 0.5)  # looks at the door come each 0.2 s
     for each in (*many, friend):
         each.close()
 
@@ -166,9 +166,9 @@ def test_silence_is_not_waited_for_longer_than_a_handshake(
 ) -> None:
     monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 0.3)
     monkeypatch.setattr(door, "SILENCE_SECONDS", 0.3)
-    web = connected(served.listener.address)
+    web = connect(served.listener.address)
     web.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")  # ZeroMQ waits for 71 more bytes
-    assert closed(web, 3.0)
+    assert is_closed(web, 3.0)
     web.close()
 
 
@@ -176,11 +176,11 @@ def test_time_in_which_the_process_was_stopped_is_no_silence(
     monkeypatch: pytest.MonkeyPatch, served: Served
 ) -> None:
     monkeypatch.setattr(door, "HANDSHAKE_SECONDS", 2.0)
-    web = connected(served.listener.address)
+    web = connect(served.listener.address)
     wait_for(lambda: served.listener.limiter.connections == 1)
     monkeypatch.setattr(door, "monotonic", lambda: time.monotonic() + 50.0)
-    assert not closed(web, 0.7)
-    assert closed(web, 5.0)
+    assert not is_closed(web, 0.7)
+    assert is_closed(web, 5.0)
     web.close()
 
 
@@ -220,7 +220,7 @@ def test_a_message_without_an_end_ends_its_connection(
     channel.send([b"hello"])
     wait_for(lambda: served.messages)
     before = _rss()
-    sock = shaken(served.listener.address)
+    sock = connect_with_handshake(served.listener.address)
     head = bytes([1, size]) if size < 256 else b"\x03" + struct.pack(">Q", size)
     flood(sock, head + bytes(size), SECONDS)
     assert _rss() - before < (256 << 20 if size else 1 << 30)  # a frame of no byte takes 64 of them
@@ -238,7 +238,7 @@ def test_a_flood_is_seen_from_its_first_byte_on(
     monkeypatch.setattr(door, "check_interval", lambda n: looks(n) if n > 1 << 20 else 10 * SECONDS)
     channel = TcpChannel(context, served.listener.address, insecure=False, watch=True)
     channel.send([b"hello"])
-    sock = shaken(served.listener.address)
+    sock = connect_with_handshake(served.listener.address)
     wait_for(lambda: served.listener.limiter.connections == 2)
     time.sleep(0.5)  # who is quiet is not looked at
     flood(sock, b"\x03" + struct.pack(">Q", 1 << 16) + bytes(1 << 16), SECONDS)
@@ -321,20 +321,20 @@ def test_who_comes_is_not_taken_for_who_had_the_descriptor_before(
     monkeypatch.setattr(
         door, "check_interval", lambda _: SECONDS
     )  # a look is only at who comes and goes
-    brief = shaken(listener.address)
+    brief = connect_with_handshake(listener.address)
     wait_for(lambda: listener.limiter.connections == 1)
     brief.sendall(b"\x00\x08nonsense")
     route, _, _ = wait_for(listener.receive)
     listener.limiter.report_invalid(route, "nonsense", door.STRIKES - 1)
     brief.close()
     wait_for(lambda: listener.limiter.connections == 0)
-    silent = connected(listener.address)
+    silent = connect(listener.address)
     wait_for(lambda: listener.limiter.connections == 1)
-    other = connected(listener.address)
+    other = connect(listener.address)
     wait_for(lambda: listener.limiter.connections == 2)  # the first was looked at
     assert [each.route for each in listener.limiter._connections.values()] == [None, None]
     listener.limiter.report_invalid(route, "nonsense")
-    assert not closed(silent, 0.5)
+    assert not is_closed(silent, 0.5)
     for each in (silent, other):
         each.close()
 

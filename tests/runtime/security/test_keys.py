@@ -212,12 +212,12 @@ def test_a_key_that_vanishes_while_the_others_are_read_is_none(
         ring.add(str(key), "own")
     first = Path.is_file
 
-    def gone(path: Path) -> bool:
+    def remove_then_check(path: Path) -> bool:
         if path.name == "a.public":
             path.unlink(missing_ok=True)
         return first(path)
 
-    monkeypatch.setattr(Path, "is_file", gone)
+    monkeypatch.setattr(Path, "is_file", remove_then_check)
     assert ring.read_trusted() == keys[1:]
 
 
@@ -258,11 +258,11 @@ def _garbage(path: Path) -> None:
     path.write_text("nonsense")
 
 
-def _dangling(path: Path) -> None:
+def _make_dangling_link(path: Path) -> None:
     path.symlink_to("nowhere")
 
 
-def _looping(path: Path) -> None:
+def _make_looping_link(path: Path) -> None:
     path.symlink_to(path.name)
 
 
@@ -274,7 +274,7 @@ def _no_text(path: Path) -> None:
     path.write_bytes(b"\xff")
 
 
-SPOILT = [_garbage, _dangling, _looping, _fifo, _no_text]
+SPOILT = [_garbage, _make_dangling_link, _make_looping_link, _fifo, _no_text]
 
 
 @pytest.mark.parametrize("spoil", SPOILT)
@@ -403,7 +403,7 @@ def test_the_command_makes_trusts_lists_and_revokes(
     assert "no keys" in run.invoke(app, ["keys", "list"]).output
 
 
-def told(run: CliRunner, *arguments: str) -> str:
+def run_keys(run: CliRunner, *arguments: str) -> str:
     return " ".join(run.invoke(app, ["keys", *arguments]).output.split())
 
 
@@ -414,12 +414,12 @@ def test_revoking_a_copy_says_that_the_key_is_trusted_still(
     run, trusted = CliRunner(), ring.folder / "trusted"
     ring.add(str(ring.create_pair("alice", COORDINATOR).public), "own")
     (trusted / "copy.public").write_bytes((trusted / "alice.public").read_bytes())
-    said = told(run, "revoke", "copy")
+    said = run_keys(run, "revoke", "copy")
     assert said.startswith("removed copy.public, which held the key of alice")
     assert "no longer" not in said and f"trusted still, by {trusted}/alice.public" in said
     assert "`graphflow keys revoke alice` removes it" in said
     (trusted / "alice.public").rename(trusted / "copy.public")
-    assert told(run, "revoke", "copy").endswith("…, trusted no longer")
+    assert run_keys(run, "revoke", "copy").endswith("…, trusted no longer")
     assert ring.read_trusted() == []
 
 
@@ -428,8 +428,10 @@ def test_revoking_what_is_no_key_says_so(ring: Keyring, monkeypatch: pytest.Monk
     (ring.folder / "trusted").mkdir(parents=True)
     (ring.folder / "trusted" / "odd.public").write_text("nonsense")
     run = CliRunner()
-    assert told(run, "revoke", "odd") == "removed odd.public, which held no key that can be read"
-    assert "no keys" in told(run, "list")
+    assert (
+        run_keys(run, "revoke", "odd") == "removed odd.public, which held no key that can be read"
+    )
+    assert "no keys" in run_keys(run, "list")
 
 
 def test_a_list_that_cannot_be_read_is_not_shown_as_empty(
@@ -450,7 +452,7 @@ def test_a_public_file_that_is_missing_is_told_with_what_belongs_in_it(
     monkeypatch.setenv("GRAPHFLOW_KEYS", str(ring.folder))
     pair = ring.create_pair("box1", WORKER)
     (ring.folder / "box1.public").unlink()
-    said = told(CliRunner(), "list")
+    said = run_keys(CliRunner(), "list")
     assert "box1.public is missing" in said and str(pair.public) in said
 
 

@@ -81,7 +81,7 @@ def test_who_has_much_under_way_is_looked_at_often() -> None:
     assert check_interval(UNFRAMED_CAP // 2) == 0.005
 
 
-def listening(context: Any, address: str) -> TcpListener:
+def listen_when_free(context: Any, address: str) -> TcpListener:
     """A listener where another one was a moment ago, which ZeroMQ is about to close."""
     found: list[TcpListener] = []
 
@@ -135,7 +135,7 @@ def test_another_connection_counts_anew(take: bool) -> None:
     assert (now_under_way(channel) == 0) == take
     first.close()
     wait_for(lambda: now_under_way(channel) == 0)
-    again = listening(context, first.address)
+    again = listen_when_free(context, first.address)
     wait_for(lambda: True in channel.read_link_changes())
     assert now_under_way(channel) < 1000
     channel.send([b"hello"])
@@ -158,7 +158,7 @@ def test_what_was_taken_before_it_is_known_of_another_connection_does_not_count(
     first.send(route, [b"hello"])
     wait_for(channel.receive)
     first.close()
-    again = listening(context, first.address)
+    again = listen_when_free(context, first.address)
 
     def hello() -> Any:  # the first ones may still go to the connection that ends
         return channel.send([b"hello"]) and again.receive()

@@ -253,7 +253,7 @@ def told_in_sources() -> Iterator[tuple[str, str, set[str]]]:
             names = {keyword.arg or "**" for keyword in node.keywords} - {"raised"}
             for constant in ast.walk(node.args[0]):
                 if isinstance(constant, ast.Constant) and isinstance(constant.value, str):
-                    yield source.at(node), constant.value, names
+                    yield source.locate(node), constant.value, names
 
 
 def test_events_are_told_with_their_fields_only() -> None:

@@ -66,10 +66,10 @@ def test_watched_metrics_are_read_when_somebody_asks() -> None:
 def test_what_cannot_be_read_now_is_left_out() -> None:
     meters = Meters()
 
-    def gone() -> float:
+    def raise_os_error() -> float:
         raise OSError("no /proc here")
 
-    meters.watch("graphflow_sessions", gone)
+    meters.watch("graphflow_sessions", raise_os_error)
     meters.add("graphflow_workers_lost_total")
     assert list(values(meters)) == ["graphflow_workers_lost_total"]
 

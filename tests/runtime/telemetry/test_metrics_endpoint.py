@@ -25,7 +25,7 @@ from graphflow.runtime.telemetry.metrics_endpoint import (
 pytest.importorskip("prometheus_client")
 
 
-def filled() -> Meters:
+def fill_meters() -> Meters:
     """Each metric once, with labels that would break out of a line or a page."""
     meters = Meters()
     for name, metric in METRICS.items():
@@ -42,7 +42,7 @@ def filled() -> Meters:
 
 @pytest.fixture
 def server() -> Iterator[MetricsServer]:
-    made = MetricsServer("127.0.0.1:*", filled())
+    made = MetricsServer("127.0.0.1:*", fill_meters())
     yield made
     made.close()
 
@@ -235,7 +235,7 @@ def test_beyond_loopback_it_must_be_said(address: str) -> None:
 
 
 def test_where_it_is_said_numbers_and_this_machines_name_are_answered_and_others_not() -> None:
-    server = MetricsServer("insecure://0.0.0.0:*", filled())
+    server = MetricsServer("insecure://0.0.0.0:*", fill_meters())
     try:
         server.address = server.address.replace("0.0.0.0", "127.0.0.1")
         assert get(server, Host="10.1.2.3:9100")[0] == 200

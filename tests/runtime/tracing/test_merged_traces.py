@@ -14,7 +14,7 @@ import graphflow as gf
 from graphflow.runtime.client.remote_hosts import RemoteHosts
 from graphflow.runtime.tracing.events import TraceEvent, TraceStep
 from graphflow.runtime.tracing.trace import Trace
-from tests.runtime.workers import serving
+from tests.runtime.workers import serve_worker
 
 SCRIPT = Path(__file__).with_name("shifted_worker.py")
 X = np.ones((64, 32), np.float32)
@@ -31,7 +31,7 @@ def traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Tra
     ahead; the file of the trace."""
     seconds, ppm = request.param
     plain, shifted = ("-m", "graphflow.runtime.worker"), (SCRIPT, str(seconds), str(ppm))
-    with serving(command=plain) as first, serving(command=shifted) as second:
+    with serve_worker(command=plain) as first, serve_worker(command=shifted) as second:
         file, path = tmp_path / "cluster.toml", tmp_path / "trace.json"
         file.write_text("".join(WORKER.format(address) for address in (first, second)))
         yield there_and_back(file, path), seconds, path
@@ -54,7 +54,7 @@ def there_and_back(file: Path, path: Path) -> Trace:
     return trace
 
 
-def only(step: TraceStep, kind: str, track: str) -> TraceEvent:
+def find_event(step: TraceStep, kind: str, track: str) -> TraceEvent:
     (found,) = (e for e in step.events if e.kind == kind and e.track.startswith(track))
     return found
 
@@ -71,8 +71,8 @@ def test_the_spans_of_all_workers_lie_in_their_step_in_the_order_in_which_things
         assert step.errors[0] == 0.0
         for event in step.events:
             assert step.start - slack <= event.start <= event.end <= step.end + slack, event
-        sends = [only(step, "send", f"/worker:{w}") for w in (0, 1)]
-        waits = [only(step, "wait", f"/worker:{w}") for w in (1, 0)]
+        sends = [find_event(step, "send", f"/worker:{w}") for w in (0, 1)]
+        waits = [find_event(step, "wait", f"/worker:{w}") for w in (1, 0)]
         for send, wait in zip(sends, waits, strict=True):
             assert send.edge == wait.edge and send.source == wait.source != wait.track
             assert send.start - slack <= wait.end  # nothing comes before it was sent
@@ -93,11 +93,11 @@ def test_a_traced_step_begins_when_the_clocks_are_known(monkeypatch: pytest.Monk
     known: list[int] = []
     meet = RemoteHosts.wait_for_clocks
 
-    def met(self: RemoteHosts) -> None:
+    def record_meeting(self: RemoteHosts) -> None:
         meet(self)
         known.append(monotonic_ns())
 
-    monkeypatch.setattr(RemoteHosts, "wait_for_clocks", met)
+    monkeypatch.setattr(RemoteHosts, "wait_for_clocks", record_meeting)
     with gf.Session(gf.Cluster.local(1)) as session, session.trace() as trace:
         session.run(gf.exp(gf.constant([1.0, 2.0])) + gf.variable([0.0, 0.0]))
     (step,) = trace.steps

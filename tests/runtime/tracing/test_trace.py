@@ -194,7 +194,7 @@ def test_a_node_whose_name_begins_like_a_send_is_a_node() -> None:
     assert [(e.kind, e.edge) for e in made.steps[0].events] == [("compute", None)] * 2
 
 
-def moved(*latencies: int, edge: int = 7, step: int = 1) -> list[Span]:
+def make_transfer_spans(*latencies: int, edge: int = 7, step: int = 1) -> list[Span]:
     found: list[Span] = []
     for use, latency in enumerate(latencies):
         key = str(edge | use << 32)
@@ -207,7 +207,7 @@ def moved(*latencies: int, edge: int = 7, step: int = 1) -> list[Span]:
 
 def test_edges_have_the_median_and_the_95_per_cent_of_their_latencies() -> None:
     made = Trace()
-    made.add_step(1, 0, 10**10, moved(*(MS * i for i in range(1, 101))), EDGES)
+    made.add_step(1, 0, 10**10, make_transfer_spans(*(MS * i for i in range(1, 101))), EDGES)
     (edge,) = made.edges
     assert (edge.tensor, edge.source, edge.target, edge.bytes) == ("matmul", A, B, 4096)
     assert edge.count == 100 and edge.error == 0.0
@@ -227,7 +227,7 @@ def test_what_came_before_it_left_within_the_error_took_no_time() -> None:
 
 def test_errors_of_both_ends_add_up_and_devices_of_one_worker_share_a_clock() -> None:
     made = Trace()
-    spans_ = [*moved(MS), *moved(MS, edge=8)]
+    spans_ = [*make_transfer_spans(MS), *make_transfer_spans(MS, edge=8)]
     made.add_step(1, 0, 10**9, spans_, EDGES, errors={0: 1e-6, 1: 2e-6})
     errors = {edge.edge: edge.error for edge in made.edges}
     assert errors == {7: pytest.approx(3e-6), 8: 0.0}
@@ -235,14 +235,16 @@ def test_errors_of_both_ends_add_up_and_devices_of_one_worker_share_a_clock() ->
 
 def test_a_clock_of_which_nothing_is_known_is_told() -> None:
     made = Trace()
-    made.add_step(1, 0, 10**9, moved(MS), EDGES, errors={0: 0.0, 1: math.inf})
+    made.add_step(1, 0, 10**9, make_transfer_spans(MS), EDGES, errors={0: 0.0, 1: math.inf})
     assert "unknown" in str(made)
     json.dumps(made.to_dict(), allow_nan=False)
 
 
 def test_the_edges_that_were_waited_for_longest_come_first() -> None:
     made = Trace()
-    made.add_step(1, 0, 10**9, [*moved(MS), *moved(5 * MS, edge=8)], EDGES)
+    made.add_step(
+        1, 0, 10**9, [*make_transfer_spans(MS), *make_transfer_spans(5 * MS, edge=8)], EDGES
+    )
     assert [edge.edge for edge in made.edges] == [8, 7]
 
 
@@ -251,7 +253,7 @@ def test_a_printed_trace_is_a_table_and_a_notebook_shows_it_with_names_escaped()
     assert text.splitlines()[0] == "2 traced steps, median 7 ms"
     assert "matmul" in text and "4 KiB" in text and "1 ms" in text
     made = Trace()
-    made.add_step(1, 0, 10**9, moved(MS), {7: ("<script>alert(1)</script>", A, B, 1)})
+    made.add_step(1, 0, 10**9, make_transfer_spans(MS), {7: ("<script>alert(1)</script>", A, B, 1)})
     page = made._repr_html_()
     assert "<script>" not in page and "&lt;script&gt;" in page
 
@@ -295,7 +297,7 @@ def test_an_edge_inside_a_loop_is_seen_in_each_iteration_under_its_tensors_whole
     check_format(made.to_dict())
 
 
-def exchanged(step: int, late: int) -> list[Span]:
+def make_exchange_spans(step: int, late: int) -> list[Span]:
     """A group of two, whose second device comes late; both have the result 3 ms after that."""
     at = 100 * MS * step
     end = at + late + 3 * MS
@@ -314,7 +316,7 @@ GROUPS = {(A, "start/sum"): GROUP, (B, "start/sum_1"): GROUP}
 def test_collectives_are_timed_from_when_the_last_device_takes_part() -> None:
     made = Trace()
     for step, late in enumerate((2 * MS, 4 * MS, 6 * MS)):
-        spans_ = exchanged(step, late)
+        spans_ = make_exchange_spans(step, late)
         made.add_step(step, 100 * MS * step - 1, 10**10, spans_, {}, None, {1: 1e-6}, GROUPS)
     (group,) = made.exchanges
     assert (group.name, group.kind, group.devices) == ("sum", "all_reduce", (A, B))
@@ -335,13 +337,13 @@ def test_of_unequal_pieces_the_largest_is_told_whichever_comes_first() -> None:
             for key, size in zip(GROUPS, sizes, strict=True)
         }
         made = Trace()
-        made.add_step(1, 0, 10**10, exchanged(1, MS), {}, exchanges=groups)
+        made.add_step(1, 0, 10**10, make_exchange_spans(1, MS), {}, exchanges=groups)
         assert made.exchanges[0].bytes == 96
 
 
 def test_a_collective_in_which_a_device_is_missing_is_left_out() -> None:
     made = Trace()
-    made.add_step(1, 0, 10**10, exchanged(1, MS)[:2], {}, exchanges=GROUPS)
+    made.add_step(1, 0, 10**10, make_exchange_spans(1, MS)[:2], {}, exchanges=GROUPS)
     assert made.exchanges == () and "no collective ran" in str(made.exchanges)
     assert "no collective" in made.exchanges._repr_html_() and "no tensor went" in str(made)
 

@@ -33,7 +33,7 @@ STEP = spans(
 )  # fmt: skip
 
 
-def traced(is_pool: bool) -> Trace:
+def make_trace(is_pool: bool) -> Trace:
     ends = {1: (1, 0), 2: (2, 0), 3: (0, 1), 4: (0, 2)}
     windows = {e: WindowEdge("window", *pair, (0,), is_pool) for e, pair in ends.items()}
     trace = Trace()
@@ -50,12 +50,12 @@ def parts(trace: Trace, letters: str) -> list[tuple[str, int, int]]:
 
 
 def test_turns_and_updates_lie_between_messages() -> None:
-    assert parts(traced(False), "TA") == [
+    assert parts(make_trace(False), "TA") == [
         ("window/1/T0", 3, 13), ("window/2/T0", 4, 24), ("window/0/A0", 15, 18),
         ("window/0/A0", 19, 20), ("window/1/T1", 20, 30), ("window/0/A1", 26, 29),
         ("window/0/A2", 32, 36),
     ]  # fmt: skip
-    assert parts(traced(False), "E") == [
+    assert parts(make_trace(False), "E") == [
         ("window/0/E0", 1, 2), ("window/0/E0", 2, 3), ("window/1/E0", 13, 14),
         ("window/0/E0", 18, 19), ("window/2/E0", 24, 25), ("window/1/E1", 30, 31),
         ("window/0/E2", 36, 37),
@@ -63,16 +63,16 @@ def test_turns_and_updates_lie_between_messages() -> None:
 
 
 def test_turns_of_a_pool_are_numbered_over_all_workers() -> None:
-    names = [name for name, _, _ in parts(traced(True), "T")]
+    names = [name for name, _, _ in parts(make_trace(True), "T")]
     assert names == ["window/1/T0", "window/2/T1", "window/1/T2"]
-    sends = [name for name, _, _ in parts(traced(True), "E") if "/0/" not in name]
+    sends = [name for name, _, _ in parts(make_trace(True), "E") if "/0/" not in name]
     assert sends == ["window/1/E0", "window/2/E1", "window/1/E2"]
 
 
 def test_a_plan_shows_the_turns_in_place_of_their_window() -> None:
-    timeline = traced(False).measured().timeline
+    timeline = make_trace(False).measured().timeline
     computed = {bar.name for bar in timeline if bar.kind == "compute"}
-    assert computed == {name for name, _, _ in parts(traced(False), "TA")}
+    assert computed == {name for name, _, _ in parts(make_trace(False), "TA")}
 
 
 def test_edges_of_a_cut_window_know_their_parties() -> None:

@@ -35,7 +35,7 @@ ADDRESS = "tcp://127.0.0.1:7001"
 MB = 1 << 20
 
 
-def framed(*frames: bytes) -> bytes:
+def encode_frames(*frames: bytes) -> bytes:
     """A message as it travels."""
     second = len(frames[1]) if len(frames) > 1 else pipes._NO_SECOND_FRAME
     body = b"".join(frames)
@@ -113,7 +113,7 @@ def test_bytes_that_come_one_at_a_time_become_messages(
 ) -> None:
     near, far = ends
     frames = [b"head", b"data!"]
-    packed = framed(*frames)
+    packed = encode_frames(*frames)
     for byte in packed[:-1]:
         near._socket.send(bytes([byte]))
         assert far.receive() is None
@@ -196,7 +196,7 @@ def test_the_end_of_its_sender_is_seen(ends: tuple[BulkChannel, BulkChannel]) ->
 def test_a_flipped_bit_is_seen(ends: tuple[BulkChannel, BulkChannel], place: int) -> None:
     near, far = ends
     frames = [b"head", bytes(range(60))]
-    packed = bytearray(framed(*frames))
+    packed = bytearray(encode_frames(*frames))
     near._socket.send(packed)
     assert whole(far) == frames
     packed[place] ^= 4

@@ -51,7 +51,7 @@ def token_of(fd: int, nonce: str = "0" * 64) -> str:
     return ":".join([*parts[:4], str(fd), nonce])
 
 
-def forged(seals: int, size: int = 8192, head: bytes = b"", name: str = "graphflow") -> int:
+def forge_memfd(seals: int, size: int = 8192, head: bytes = b"", name: str = "graphflow") -> int:
     fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, size)
     os.pwrite(fd, head, 0)
@@ -202,14 +202,14 @@ def test_a_token_that_names_a_pipe_does_not_block() -> None:
 
 
 def test_memory_of_another_name_is_refused() -> None:
-    fd = forged(SEALS, name="other")
+    fd = forge_memfd(SEALS, name="other")
     with pytest.raises(TransportError, match="no shared memory of ours"):
         SharedMemorySegment.attach(token_of(fd))
     os.close(fd)
 
 
 def test_memory_that_could_be_cut_short_is_refused() -> None:
-    fd = forged(0)
+    fd = forge_memfd(0)
     with pytest.raises(TransportError, match="sealed"):
         SharedMemorySegment.attach(token_of(fd))
     os.close(fd)
@@ -217,7 +217,7 @@ def test_memory_that_could_be_cut_short_is_refused() -> None:
 
 @pytest.mark.parametrize("size", [0, 10, 4096])
 def test_memory_without_room_for_a_header_is_refused(size: int) -> None:
-    fd = forged(SEALS, size=size)
+    fd = forge_memfd(SEALS, size=size)
     with pytest.raises(TransportError):
         SharedMemorySegment.attach(token_of(fd))
     os.close(fd)
@@ -233,7 +233,7 @@ def test_the_nonce_must_stand_in_the_header() -> None:
 def test_a_size_that_differs_from_the_header_is_refused() -> None:
     nonce = b"n" * 32
     head = segment._HEADER.pack(segment._MAGIC, 1 << 30, nonce)
-    fd = forged(SEALS, head=head)
+    fd = forge_memfd(SEALS, head=head)
     with pytest.raises(TransportError, match="begin"):
         SharedMemorySegment.attach(token_of(fd, nonce.hex()))
     os.close(fd)

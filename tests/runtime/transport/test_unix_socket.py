@@ -42,7 +42,7 @@ def lanes(address: str) -> Iterator[UnixSocketListener]:
     made.close()
 
 
-def joined(
+def connect_both_ends(
     lanes: UnixSocketListener, address: str
 ) -> tuple[UnixSocketChannel, UnixSocketChannel, bytes]:
     """Both ends of a lane, and its route at the worker."""
@@ -70,7 +70,7 @@ FRAMES = [
 def test_messages_come_as_they_were_sent_in_both_directions(
     lanes: UnixSocketListener, address: str, frames: list[bytes]
 ) -> None:
-    near, far, _ = joined(lanes, address)
+    near, far, _ = connect_both_ends(lanes, address)
     for sender, receiver in ((near, far), (far, near)):
         assert receiver.receive() is None
         assert sender.send(frames)
@@ -79,7 +79,7 @@ def test_messages_come_as_they_were_sent_in_both_directions(
 
 
 def test_what_does_not_fit_is_left_to_another_way(lanes: UnixSocketListener, address: str) -> None:
-    near, far, _ = joined(lanes, address)
+    near, far, _ = connect_both_ends(lanes, address)
     assert not near.send([b"x" * (MESSAGE_CAP + 1)])
     assert not near.send([b"x", b"y" * MESSAGE_CAP])
     sent = 0
@@ -91,7 +91,7 @@ def test_what_does_not_fit_is_left_to_another_way(lanes: UnixSocketListener, add
 
 
 def test_nothing_overtakes_what_went_another_way(lanes: UnixSocketListener, address: str) -> None:
-    near, far, _ = joined(lanes, address)
+    near, far, _ = connect_both_ends(lanes, address)
     assert near.send_in_order([b"a"], 1, 0)
     assert not near.send_in_order([b"b" * (MESSAGE_CAP + 1)], 2, 1)
     assert not near.send_in_order([b"c"], 3, 1)  # 2 is under way
@@ -104,7 +104,7 @@ def test_nothing_overtakes_what_went_another_way(lanes: UnixSocketListener, addr
 def test_a_lane_that_ends_says_so_and_sends_nothing(
     lanes: UnixSocketListener, address: str
 ) -> None:
-    near, far, route = joined(lanes, address)
+    near, far, route = connect_both_ends(lanes, address)
     assert lanes.get(route) is far
     lanes.drop(route)
     assert lanes.get(route) is None

@@ -21,8 +21,8 @@ from graphflow.placement.clusters.machine.host_facts import host_memory
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from graphflow.runtime.wire.graph_codec import LIMITS, decode, encode
 from graphflow.runtime.wire.graph_limits import GraphLimits
-from tests.properties.random_graphs import random_case, same_bits
-from tests.runtime.programs import CPU, OTHER, alone, compiled, placed
+from tests.properties.random_graphs import has_same_bits, random_case
+from tests.runtime.programs import CPU, OTHER, alone, compile_program, place_nodes
 
 CASES = [
     pytest.param(op, sample, id=f"{op.name}-{i}")
@@ -32,7 +32,7 @@ CASES = [
 ]
 
 
-def travelled(part: Partition) -> Partition:
+def send_over_wire(part: Partition) -> Partition:
     (twin,) = decode(*encode([part]))
     return twin
 
@@ -53,16 +53,16 @@ def test_every_op_arrives_with_its_specs_and_gives_the_same_bits(op: Op, sample:
     xs = [gf.placeholder(s.dtype, s.shape, name=f"x{i}") for i, s in enumerate(sample.inputs)]
     outputs = op(*xs, **sample.attrs)
     part = alone(*(outputs if isinstance(outputs, tuple) else (outputs,)))
-    twin = travelled(part)
+    twin = send_over_wire(part)
     assert [n.specs for n in twin.graph.nodes] == [n.specs for n in part.graph.nodes]
     arrays = [draw_array(sample, x.spec, rng) for x in xs]
     if sample.make is not None:
         arrays = sample.make(arrays)
     feeds = {x.name: array for x, array in zip(xs, arrays, strict=True)}
-    mine = compiled(part).compute(feeds, 1, 0)
-    theirs = compiled(twin).compute(feeds, 1, 0)
+    mine = compile_program(part).compute(feeds, 1, 0)
+    theirs = compile_program(twin).compute(feeds, 1, 0)
     assert mine.keys() == theirs.keys()
-    assert all(same_bits(mine[name], theirs[name]) for name in mine)
+    assert all(has_same_bits(mine[name], theirs[name]) for name in mine)
 
 
 @given(st.integers(0, 2**32 - 1))
@@ -94,7 +94,7 @@ def test_sizes_made_of_sizes_arrive_equal() -> None:
     sizes = [n * m + 2 * n - 1, n // 3, (n * 2 + m) // (m + 1)]
     outputs = [gf.sum(gf.zeros((size,))) + gf.sum(x) for size in sizes]
     part = alone(*outputs)
-    assert [node.specs for node in travelled(part).graph.nodes] == [
+    assert [node.specs for node in send_over_wire(part).graph.nodes] == [
         node.specs for node in part.graph.nodes
     ]
 
@@ -116,12 +116,12 @@ def message() -> tuple[list[Any], list[Any]]:
     y = gf.reshape(gf.tanh(gf.matmul(x, w) + b + gf.constant([1.0, 2.0, 3.0])), (-1,))
     far = gf.exp(y, name="far")
     graph = Graph([gf.sum(y), gf.assign(b, b - 1.0), far])
-    part = partition(graph, placed(graph, far="/worker:1/cpu:0"))[CPU]
+    part = partition(graph, place_nodes(graph, far="/worker:1/cpu:0"))[CPU]
     header, buffers = encode([part])
     return msgpack.unpackb(header), buffers
 
 
-def spoiled(change: Callable[[Any], Any]) -> tuple[bytes, list[Any]]:
+def encode_spoiled(change: Callable[[Any], Any]) -> tuple[bytes, list[Any]]:
     header, buffers = message()
     change(header[0])
     return msgpack.packb(header), buffers
@@ -241,7 +241,7 @@ WRONG: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("what", WRONG)
 def test_a_malformed_graph_is_refused(what: str) -> None:
-    header, buffers = spoiled(WRONG[what])
+    header, buffers = encode_spoiled(WRONG[what])
     with pytest.raises(ProtocolError):
         decode(header, buffers)
 
@@ -267,7 +267,7 @@ TOO_MUCH: dict[str, Callable[[Any], Any]] = {
 
 @pytest.mark.parametrize("what", TOO_MUCH)
 def test_a_graph_beyond_the_limits_is_refused_before_anything_is_made(what: str) -> None:
-    header, buffers = spoiled(TOO_MUCH[what])
+    header, buffers = encode_spoiled(TOO_MUCH[what])
     with pytest.raises(GraphLimitError):
         decode(header, buffers)
 
@@ -304,11 +304,11 @@ def loop(test: Callable[[Any], Any], body: Callable[[Any], Any], **more: Any) ->
     return gf.while_loop(test, body, gf.constant(np.float32(1)), **more)
 
 
-def scanned(lengths: Sequence[int], x: Any) -> Any:
+def nest_scans(lengths: Sequence[int], x: Any) -> Any:
     """Loops in loops, which add one each time."""
     if not lengths:
         return x + 1.0
-    return gf.scan(lambda c, _: (scanned(lengths[1:], c), ()), x, length=lengths[0])[0]
+    return gf.scan(lambda c, _: (nest_scans(lengths[1:], c), ()), x, length=lengths[0])[0]
 
 
 def on_captured(go: Any) -> Any:
@@ -322,7 +322,7 @@ ENDLESS: dict[str, Callable[[], Any]] = {
     "a loop in a loop": lambda: loop(
         lambda v: v < 9.0, lambda v: loop(lambda w: w > 0.0, lambda w: w) + v
     ),
-    "loops in loops beyond the limit": lambda: scanned([10_000] * 4, gf.constant(np.float32(0))),
+    "loops in loops beyond the limit": lambda: nest_scans([10_000] * 4, gf.constant(np.float32(0))),
 }
 
 
@@ -330,19 +330,19 @@ ENDLESS: dict[str, Callable[[], Any]] = {
 def test_a_loop_that_cannot_end_is_refused(what: str) -> None:
     part = alone(ENDLESS[what]())
     with pytest.raises(GraphLimitError, match=r"cannot end|run 1,000,100,010,000 times"):
-        travelled(part)
+        send_over_wire(part)
 
 
 def test_a_loop_that_may_end_is_taken_on_unless_the_worker_wants_a_bound() -> None:
     while_changes = loop(lambda v: v < 9.0, lambda v: v + 1.0)
     by_chance = loop(lambda v: gf.random.uniform(()) < 0.5, lambda v: v)
     bounded = loop(lambda v: v > 0.0, lambda v: v, max_iterations=5)
-    for each in (while_changes, by_chance, bounded, scanned([100, 100], gf.constant(1.0))):
-        assert travelled(alone(each)).graph.nodes
+    for each in (while_changes, by_chance, bounded, nest_scans([100, 100], gf.constant(1.0))):
+        assert send_over_wire(alone(each)).graph.nodes
     strict = GraphLimits(iterations=10_100)
-    for each in (bounded, scanned([100, 100], gf.constant(1.0))):
+    for each in (bounded, nest_scans([100, 100], gf.constant(1.0))):
         assert decode(*encode([alone(each)]), strict)
-    for each in (while_changes, by_chance, scanned([101, 100], gf.constant(1.0))):
+    for each in (while_changes, by_chance, nest_scans([101, 100], gf.constant(1.0))):
         with pytest.raises(GraphLimitError, match=r"max_iterations|limit is 10,100"):
             decode(*encode([alone(each)]), strict)
 
@@ -394,7 +394,7 @@ def test_a_deeply_nested_attribute_is_refused(depth: int) -> None:
     for _ in range(depth):
         value = [value]
     with pytest.raises(ProtocolError):
-        decode(*spoiled(set_attr("reshape", "shape", value)))
+        decode(*encode_spoiled(set_attr("reshape", "shape", value)))
 
 
 # Fuzzing ----------------------------------------------------------------------------------------

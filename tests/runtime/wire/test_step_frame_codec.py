@@ -138,7 +138,7 @@ def test_a_frame_with_other_bytes_is_a_message_or_refused(message: Message, data
     assert min(envelope.epoch, envelope.step, envelope.sequence, envelope.acknowledged) >= 0
 
 
-def framed(kind: int, body: bytes, sender: Any = ("s", 1, -1, "t"), step: int = 5) -> bytes:
+def encode_frame(kind: int, body: bytes, sender: Any = ("s", 1, -1, "t"), step: int = 5) -> bytes:
     told = sender if isinstance(sender, bytes) else msgpack.packb(sender)
     return struct.pack("<BBHqqq", packed.MARK, kind, len(told), step, 7, 3) + told + body
 
@@ -154,45 +154,45 @@ def piece(whole: Any, *, offset: int = 0) -> bytes:
 
 
 def test_frames_made_by_hand_are_those_of_the_protocol() -> None:
-    envelope, message = wire.decode(framed(0, order(("p", ("n",), ("x",)))))
+    envelope, message = wire.decode(encode_frame(0, order(("p", ("n",), ("x",)))))
     assert envelope == Envelope("s", 1, -1, 5, 7, 3, "t")
     assert message == Compute(4, "p", {"n": 0}, ["x"], False, 1.0)
-    _, message = wire.decode(framed(3, piece(("edge", 3, "float32", (2, 3), (1, 0), 24))))
+    _, message = wire.decode(encode_frame(3, piece(("edge", 3, "float32", (2, 3), (1, 0), 24))))
     assert message == CHUNK
 
 
 @pytest.mark.parametrize(
     "frame",
     [
-        framed(4, b""),
-        framed(3, piece(("edge", 3, "float32", (2, 3), (0, 1), 24), offset=-1)),
-        framed(3, piece(("edge", 3, "float32", (2, 3), (0, 1), -24))),
-        framed(3, piece(("edge", 3, "float32", (2, -3), (0, 1), 24))),
-        framed(3, piece(("edge", 3.5, "float32", (2, 3), (0, 1), 24))),
-        framed(3, piece(("edge", 3, "float32", (2, 3), 24))),
-        framed(3, piece(("edge", 3, "float32", (2, 3), (0, 1), 24)) + b"\0"),
-        framed(0, order(("p", ("n",), ("x",)), flags=4)),
-        framed(0, order(("p", ("n",), ("x",)), deadline=float("nan"))),
-        framed(0, order(("p", ("n",), ("x",)), deadline=float("inf"))),
-        framed(0, order(("p", ("n", "n"), ("x",)), count=2)),
-        framed(0, order(("p", ("n",), ("x",)), count=2)),
-        framed(0, order(("p", ("n",)))),
-        framed(0, order(("p", ("n",), (1,)))),
-        framed(0, order((1, ("n",), ("x",)))),
-        framed(0, order({"p": 1})),
-        framed(2, b"array", step=-1),
-        framed(2, b"array", sender=("s", -1, -1, "t")),
-        framed(2, b"array", sender=("s", 1, "0", "t")),
-        framed(2, b"array", sender=("s", 1, -1)),
-        framed(2, b"array", sender=("s" * 1100, 1, -1, "t")),
-        framed(2, b"array", sender=b"\xc1"),
-        framed(2, b"array", sender=b""),
-        framed(2, b"array", sender=msgpack.packb(("s", 1, -1, "t")) + b"\0"),
-        framed(2, b"array", sender=msgpack.packb(msgpack.ExtType(1, b"x"))),
-        framed(2, b"array", sender=b"\x91" * 1000 + b"\xc0"),
-        framed(1, struct.pack("<q", -4) + b"\0\0"),
-        framed(1, struct.pack("<qH", 4, 65535)),
-        framed(1, struct.pack("<qHI", 4, 1, 1 << 31) + b"a"),
+        encode_frame(4, b""),
+        encode_frame(3, piece(("edge", 3, "float32", (2, 3), (0, 1), 24), offset=-1)),
+        encode_frame(3, piece(("edge", 3, "float32", (2, 3), (0, 1), -24))),
+        encode_frame(3, piece(("edge", 3, "float32", (2, -3), (0, 1), 24))),
+        encode_frame(3, piece(("edge", 3.5, "float32", (2, 3), (0, 1), 24))),
+        encode_frame(3, piece(("edge", 3, "float32", (2, 3), 24))),
+        encode_frame(3, piece(("edge", 3, "float32", (2, 3), (0, 1), 24)) + b"\0"),
+        encode_frame(0, order(("p", ("n",), ("x",)), flags=4)),
+        encode_frame(0, order(("p", ("n",), ("x",)), deadline=float("nan"))),
+        encode_frame(0, order(("p", ("n",), ("x",)), deadline=float("inf"))),
+        encode_frame(0, order(("p", ("n", "n"), ("x",)), count=2)),
+        encode_frame(0, order(("p", ("n",), ("x",)), count=2)),
+        encode_frame(0, order(("p", ("n",)))),
+        encode_frame(0, order(("p", ("n",), (1,)))),
+        encode_frame(0, order((1, ("n",), ("x",)))),
+        encode_frame(0, order({"p": 1})),
+        encode_frame(2, b"array", step=-1),
+        encode_frame(2, b"array", sender=("s", -1, -1, "t")),
+        encode_frame(2, b"array", sender=("s", 1, "0", "t")),
+        encode_frame(2, b"array", sender=("s", 1, -1)),
+        encode_frame(2, b"array", sender=("s" * 1100, 1, -1, "t")),
+        encode_frame(2, b"array", sender=b"\xc1"),
+        encode_frame(2, b"array", sender=b""),
+        encode_frame(2, b"array", sender=msgpack.packb(("s", 1, -1, "t")) + b"\0"),
+        encode_frame(2, b"array", sender=msgpack.packb(msgpack.ExtType(1, b"x"))),
+        encode_frame(2, b"array", sender=b"\x91" * 1000 + b"\xc0"),
+        encode_frame(1, struct.pack("<q", -4) + b"\0\0"),
+        encode_frame(1, struct.pack("<qH", 4, 65535)),
+        encode_frame(1, struct.pack("<qHI", 4, 1, 1 << 31) + b"a"),
         bytes([packed.MARK]),
     ],
 )  # fmt: skip

@@ -30,7 +30,7 @@ from graphflow.ir.op import REGISTRY
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.wire.graph_codec import decode, encode
 from tests import loaded
-from tests.runtime.workers import serving
+from tests.runtime.workers import serve_worker
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -62,7 +62,7 @@ def losses(session: gf.Session, ops: ModuleType, steps: int = 5) -> list[float]:
         hidden = ops.softsign(x @ w)
     with gf.device(last):
         half = gf.host_call(
-            ops.halved, hidden, spec=gf.spec("float32", hidden.shape), vjp=ops.halved_back
+            ops.halve, hidden, spec=gf.spec("float32", hidden.shape), vjp=ops.halve_back
         )
         loss = gf.mean(gf.nn.cross_entropy(half @ v, labels))
     train = gf.optim.SGD(0.5).minimize(loss)
@@ -89,7 +89,7 @@ def test_what_the_session_does_not_name_is_refused_before_it_is_sent(
 ) -> None:
     x = gf.placeholder("float32", (3,))
     local = gf.host_call(lambda a: a, x, spec=x.spec)
-    named = gf.host_call("users_ops:halved", x, spec=x.spec)
+    named = gf.host_call("users_ops:halve", x, spec=x.spec)
     inside = gf.scan(lambda c, row: (users_ops.softsign(c) * row, None), gf.sum(x), x)[0]
     feeds = {x: np.zeros(3)}
     with gf.Session(gf.Cluster.local(workers=1, threads=1)) as session:
@@ -99,7 +99,7 @@ def test_what_the_session_does_not_name_is_refused_before_it_is_sent(
                 match=r"users.softsign .*test_custom_ops\.py:\d+.*ops=\['users_ops'\].*--allow-ops",
             ):
                 session.run(y, feeds)
-        with pytest.raises(ModuleNotAllowed, match=r"calls users_ops:halved.*ops=\['users_ops'\]"):
+        with pytest.raises(ModuleNotAllowed, match=r"calls users_ops:halve.*ops=\['users_ops'\]"):
             session.run(named, feeds)
         with pytest.raises(ModuleNotAllowed, match=r"lambda.*this process only.*feed it"):
             session.run(local, feeds)
@@ -110,9 +110,9 @@ def test_what_the_session_does_not_name_is_refused_before_it_is_sent(
 
 
 @contextmanager
-def started(folder: Path, *arguments: str, path: str = "") -> Iterator[Path]:
+def start_worker(folder: Path, *arguments: str, path: str = "") -> Iterator[Path]:
     """A worker that finds modules on a path, as the file of a cluster of one."""
-    with serving(*arguments, PYTHONPATH=f"{ROOT}{os.pathsep}{path}") as address:
+    with serve_worker(*arguments, PYTHONPATH=f"{ROOT}{os.pathsep}{path}") as address:
         file = folder / "cluster.toml"
         file.write_text(f'[[workers]]\naddress = "{address}"\n')
         yield file
@@ -122,7 +122,7 @@ def test_a_worker_imports_only_what_it_was_started_with(
     users_ops: ModuleType, tmp_path: Path
 ) -> None:
     with (
-        started(tmp_path) as cluster,
+        start_worker(tmp_path) as cluster,
         pytest.raises(
             ModuleNotAllowed, match=r"started with no modules allowed.*--allow-ops users_ops"
         ),
@@ -131,7 +131,7 @@ def test_a_worker_imports_only_what_it_was_started_with(
     x = gf.placeholder("float32", (3,))
     y = users_ops.softsign(x)
     folder = str(Path(str(users_ops.__file__)).parent)
-    with started(
+    with start_worker(
         tmp_path, "--allow-ops", "users_ops", "--allow-ops", "colorsys", path=folder
     ) as cluster:
         with gf.Session(cluster, ops=["users_ops"]) as session:
@@ -154,7 +154,7 @@ def test_a_worker_that_cannot_import_the_module_says_so(
     broken.mkdir()
     (broken / "users_ops.py").write_text("import nowhere_to_be_found\n")
     with (
-        started(tmp_path, "--allow-ops", "users_ops", path=str(broken)) as cluster,
+        start_worker(tmp_path, "--allow-ops", "users_ops", path=str(broken)) as cluster,
         pytest.raises(OpError, match=r"cannot import 'users_ops'.*PYTHONPATH"),
     ):
         gf.Session(cluster, ops=["users_ops"])
@@ -163,7 +163,7 @@ def test_a_worker_that_cannot_import_the_module_says_so(
 # What comes over the wire -----------------------------------------------------------------------
 
 
-def encoded(y: gf.Tensor) -> Any:
+def encode_graph(y: gf.Tensor) -> Any:
     graph = gf.Graph(y)
     nodes = {n: "/worker:0/cpu:0" for n in graph.nodes if n.op.name not in ("placeholder",)}
     return encode(list(partition(graph, nodes).values()))
@@ -172,7 +172,7 @@ def encoded(y: gf.Tensor) -> Any:
 def test_an_op_that_a_worker_does_not_know_is_named_with_the_remedy(
     users_ops: ModuleType,
 ) -> None:
-    header = encoded(users_ops.softsign(gf.placeholder("float32", (3,))))
+    header = encode_graph(users_ops.softsign(gf.placeholder("float32", (3,))))
     known = REGISTRY.pop("users.softsign")
     try:
         with pytest.raises(GraphLimitError, match=r"'users.softsign'.*ops=\[\.\.\.\]"):
@@ -183,7 +183,7 @@ def test_an_op_that_a_worker_does_not_know_is_named_with_the_remedy(
 
 def test_a_function_from_the_wire_is_one_that_an_admitted_module_defines() -> None:
     x = gf.placeholder("float32", (3,))
-    header, buffers = encoded(gf.host_call("posixpath:normpath", x, spec=x.spec))
+    header, buffers = encode_graph(gf.host_call("posixpath:normpath", x, spec=x.spec))
     with pytest.raises(ModuleNotAllowed, match=r"'posixpath:normpath'.*ops=\['posixpath'\]"):
         decode(header, buffers)
     for place in ("os:system", "os", "", ":", "graphflow.ops.host_calls.host_samples:Any"):

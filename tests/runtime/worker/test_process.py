@@ -30,7 +30,7 @@ START = 30.0
 ROOT = str(Path(next(iter(graphflow.__path__))).parent)
 
 
-def ended(pid: int, seconds: float = 5.0) -> bool:
+def has_ended(pid: int, seconds: float = 5.0) -> bool:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         try:
@@ -181,7 +181,7 @@ def test_a_worker_that_takes_too_long_is_stopped(tmp_path: Path) -> None:
     )
     with pytest.raises(RendezvousTimeout, match="did not start within"):
         LocalWorkers(1, threads=1, deadline=4.0, host=f"{host}:Host")
-    assert ended(int(marker.read_text()))
+    assert has_ended(int(marker.read_text()))
 
 
 @pytest.mark.every(3)
@@ -209,17 +209,17 @@ def test_local_workers_end_when_their_parent_does(how: str) -> None:
         parent.wait(20.0)
     finally:
         parent.end()
-    assert all(ended(pid) for pid in pids)
+    assert all(has_ended(pid) for pid in pids)
 
 
 def test_an_interrupt_of_the_terminal_leaves_local_workers_to_their_parent() -> None:
     workers = LocalWorkers(1, threads=1, deadline=START, host=HOST)
     try:
         os.kill(workers.pids[0], signal.SIGINT)
-        assert not ended(workers.pids[0], 0.3)
+        assert not has_ended(workers.pids[0], 0.3)
     finally:
         workers.stop()
-    assert ended(workers.pids[0], 0.1)
+    assert has_ended(workers.pids[0], 0.1)
 
 
 def test_a_worker_that_ends_waits_for_the_thread_that_drives_its_sockets() -> None:

@@ -134,15 +134,15 @@ def test_other_jobs_are_named(job: Any) -> None:
 # What is shown to whom ----------------------------------------------------------------------------
 
 
-def hosted(waits: dict[str, float]) -> Any:
+def make_session(waits: dict[str, float]) -> Any:
     usage = HostUsage({"cpu:0": 8}, {"cpu:0": 4}, waits)
     mine = WorkerActivity("0123456789abcdef", 1, 0, Meters(), [])
     return SimpleNamespace(activity=mine, queued_jobs=2, usage=lambda: usage)
 
 
-def told(waits: dict[str, float], *, names: bool) -> dict[str, Any]:
+def report_session(waits: dict[str, float], *, names: bool) -> dict[str, Any]:
     whole = make_report(
-        started=0.0, devices=["cpu:0"], sessions=[hosted(waits)], parked=["0123456789abcdef"],
+        started=0.0, devices=["cpu:0"], sessions=[make_session(waits)], parked=["0123456789abcdef"],
         meters=Meters(), names=names,
     )  # fmt: skip
     (session,) = whole["sessions"]
@@ -151,20 +151,20 @@ def told(waits: dict[str, float], *, names: bool) -> dict[str, Any]:
 
 def test_names_of_models_are_shown_to_those_who_may_see_them_only() -> None:
     waits = {"edge 3 from /worker:1/cpu:0 ('secret', made at /home/me/secret.py:7)": 1.5}
-    shown = told(waits, names=True)
+    shown = report_session(waits, names=True)
     assert "secret.py:7" in shown["waits"][0][0]
-    hidden = told(waits, names=False)
+    hidden = report_session(waits, names=False)
     assert hidden["waits"] == [["edge 3 from /worker:1/cpu:0", 1.5]]
     assert "secret" not in json.dumps(hidden)
 
 
 def test_a_sessions_name_is_shown_to_nobody_in_full() -> None:
-    assert told({}, names=True)["session"] == "01234567"
+    assert report_session({}, names=True)["session"] == "01234567"
 
 
 def test_a_report_stays_small_whatever_a_session_waits_for() -> None:
     waits = {f"edge {i} from x ('{'n' * 10_000}')": float(i) for i in range(5000)}
-    shown = told(waits, names=True)
+    shown = report_session(waits, names=True)
     assert shown["waiting"] == 5000 and len(shown["waits"]) == MAX_WAITS
     assert shown["waits"][0][1] == 4999.0 and len(json.dumps(shown)) < 10_000
 

@@ -43,11 +43,11 @@ softsign = register(
 )
 
 
-def halved(x: Any) -> Any:
+def halve(x: Any) -> Any:
     """A host function."""
     return x / 2
 
 
-def halved_back(g: Any, y: Any, x: Any) -> Any:
+def halve_back(g: Any, y: Any, x: Any) -> Any:
     """Its gradient."""
     return g / 2

@@ -137,7 +137,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     return module
 
 
-def same(source: ModuleType, name: str, *arguments: object) -> bool:
+def gives_same_result(source: ModuleType, name: str, *arguments: object) -> bool:
     return native(source, name)(*arguments) == getattr(source, name)(*arguments)
 
 
@@ -146,21 +146,21 @@ def same(source: ModuleType, name: str, *arguments: object) -> bool:
 def test_whole_numbers_divide_and_compare_as_in_python(
     source: ModuleType, a: int, b: int, c: int
 ) -> None:
-    assert same(source, "whole", a, b)
-    assert same(source, "between", a, b, c)
-    assert same(source, "bits", a, abs(b))
-    assert same(source, "down", abs(a))
-    assert same(source, "grows", abs(a))
+    assert gives_same_result(source, "whole", a, b)
+    assert gives_same_result(source, "between", a, b, c)
+    assert gives_same_result(source, "bits", a, abs(b))
+    assert gives_same_result(source, "down", abs(a))
+    assert gives_same_result(source, "grows", abs(a))
 
 
 @settings(deadline=None)
 @given(st.lists(st.floats(-1e6, 1e6), min_size=3, max_size=12))
 def test_floats_and_arrays_give_the_same_bits(source: ModuleType, values: list[float]) -> None:
     x = np.array(values)
-    assert same(source, "smallest", x, 0, len(x))
-    assert same(source, "curves", values[0])
-    assert same(source, "flagged", x, True)
-    assert same(source, "flagged", x, False)
+    assert gives_same_result(source, "smallest", x, 0, len(x))
+    assert gives_same_result(source, "curves", values[0])
+    assert gives_same_result(source, "flagged", x, True)
+    assert gives_same_result(source, "flagged", x, False)
     one, other = x.copy(), x.copy()
     assert native(source, "window")(one, 1, 3) == source.window(other, 1, 3)
     assert np.array_equal(one, other)
@@ -187,7 +187,9 @@ def test_arrays_of_32_bits_give_the_same_bits(
 def test_hints_to_fetch_change_nothing_even_outside_arrays(
     source: ModuleType, item: type, index: type
 ) -> None:
-    assert same(source, "fetched", np.linspace(-1, 2, 9, dtype=item), np.arange(9, dtype=index))
+    assert gives_same_result(
+        source, "fetched", np.linspace(-1, 2, 9, dtype=item), np.arange(9, dtype=index)
+    )
     with pytest.raises(CompileError, match=r"fetches_a_number.*prefetch\(a, 1\)"):
         native(source, "fetches_a_number")(3.0)
 
@@ -195,7 +197,7 @@ def test_hints_to_fetch_change_nothing_even_outside_arrays(
 def test_what_a_condition_need_not_look_at_is_not_read(source: ModuleType) -> None:
     x = np.array([1.0, 2.0])
     for at in (-9, -1, 0, 1):
-        assert same(source, "guarded", x, at)
+        assert gives_same_result(source, "guarded", x, at)
 
 
 def test_values_are_read_before_names_are_given(source: ModuleType) -> None:

@@ -26,7 +26,7 @@ print(os.environ.get("CUPY_CACHE_DIR"), os.path.isdir(os.environ["CUPY_CACHE_DIR
 """
 
 
-def _imported(folder: Path, **environment: str) -> Path:
+def _find_cupy_cache(folder: Path, **environment: str) -> Path:
     """Where CuPy keeps kernels in a process with such an environment; it is there."""
     (folder / "cupy.py").write_text(CUPY)
     told = {"PYTHONPATH": f"{ROOT}:{folder}", "TMPDIR": str(folder), **environment}
@@ -41,21 +41,21 @@ def _imported(folder: Path, **environment: str) -> Path:
 
 
 def test_cupy_keeps_kernels_in_the_users_home_where_it_can(tmp_path: Path) -> None:
-    assert _imported(tmp_path, HOME=str(tmp_path)) == tmp_path / ".cupy" / "kernel_cache"
+    assert _find_cupy_cache(tmp_path, HOME=str(tmp_path)) == tmp_path / ".cupy" / "kernel_cache"
 
 
 def test_a_folder_that_the_user_has_named_is_left_alone(tmp_path: Path) -> None:
     named = tmp_path / "named"
-    assert _imported(tmp_path, HOME="/dev/null", CUPY_CACHE_DIR=str(named)) == named
+    assert _find_cupy_cache(tmp_path, HOME="/dev/null", CUPY_CACHE_DIR=str(named)) == named
 
 
 def test_without_a_home_kernels_are_kept_beside_our_own(tmp_path: Path) -> None:
     own = tmp_path / "own"
-    assert _imported(tmp_path, HOME="/dev/null", GRAPHFLOW_CACHE=str(own)) == own / "cupy"
+    assert _find_cupy_cache(tmp_path, HOME="/dev/null", GRAPHFLOW_CACHE=str(own)) == own / "cupy"
 
 
 def test_where_nothing_can_be_kept_kernels_go_with_the_process(tmp_path: Path) -> None:
-    place = _imported(tmp_path, HOME="/dev/null", GRAPHFLOW_CACHE="/dev/null")
+    place = _find_cupy_cache(tmp_path, HOME="/dev/null", GRAPHFLOW_CACHE="/dev/null")
     assert place.parent == tmp_path and place.name.startswith("graphflow-cupy-")
     assert not place.exists()
 

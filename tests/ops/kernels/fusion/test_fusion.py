@@ -20,7 +20,7 @@ from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
-from tests.runtime.programs import CPU, NoChannel, alone, initial_state, placed
+from tests.runtime.programs import CPU, NoChannel, alone, initial_state, place_nodes
 
 X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
 
@@ -257,7 +257,7 @@ def test_an_optimisers_update_of_a_parameter_is_one_sweep_in_place(
     w = gf.variable(X, name="w")
     g = gf.placeholder("float32", X.shape, name="x")
     graph = optimize(Graph([optimizer.apply([g @ gf.constant(np.eye(40, dtype="f"))], [w])]))
-    layout = plan_layout(partition(graph, placed(graph))[CPU], {})
+    layout = plan_layout(partition(graph, place_nodes(graph))[CPU], {})
     (fused,) = {id(f): f for f in layout.regions.values() if f.sizes == (240,)}.values()
     assert len(fused.results) == sweep
     assert all(t.node in layout.deferred for t in fused.results)

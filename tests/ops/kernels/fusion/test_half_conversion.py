@@ -12,7 +12,7 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ops.kernels.fusion.half_conversion import run_in_float32
 from graphflow.runtime.native_calls.native_segments import NativeSegment
 from tests.ops.kernels.sharing import check_threads
-from tests.runtime.programs import alone, compiled
+from tests.runtime.programs import alone, compile_program
 
 HALVES = ["float16", "bfloat16"]
 Array = np.ndarray[Any, Any]
@@ -57,12 +57,12 @@ def test_arrays_that_are_not_contiguous_and_empty_ones() -> None:
 def test_a_kernel_within_a_kernel_leaves_the_outer_ones_operands_alone() -> None:
     a, out = draw(1000, dtype="bfloat16"), np.empty(1000, "bfloat16")
 
-    def nested(xp: Any, result: Any, x: Any) -> None:
+    def run_inner_kernel(xp: Any, result: Any, x: Any) -> None:
         inner = np.empty_like(out)
         run_in_float32(add, inner, [-a, -a], {})
         xp.copyto(result, x)
 
-    run_in_float32(nested, out, [a], {})
+    run_in_float32(run_inner_kernel, out, [a], {})
     np.testing.assert_array_equal(out, a)
 
 
@@ -92,7 +92,7 @@ def test_threads_change_no_bits() -> None:
 def test_a_convolution_of_halves_is_recorded_with_its_conversions(half: str) -> None:
     x, w = gf.placeholder(half, (2, 16, 12, 12), name="x"), draw(24, 16, 3, 3, dtype=half)
     y = gf.nn.relu(gf.nn.conv(x, w, padding=1))
-    program = compiled(alone(y))
+    program = compile_program(alone(y))
     (line,) = program._code.compute.lines
     assert isinstance(line, NativeSegment)
     value = draw(2, 16, 12, 12, dtype=half)

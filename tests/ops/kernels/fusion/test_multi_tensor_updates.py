@@ -57,7 +57,7 @@ def test_the_work_is_shared_evenly() -> None:
     assert max(rows) - min(rows) < 1000
 
 
-def updated(optimizer: gf.optim.Optimizer, threads: int) -> list[Array]:
+def update_variables(optimizer: gf.optim.Optimizer, threads: int) -> list[Array]:
     rng = np.random.default_rng(0)
     shapes = [(300, 400), (400,), (400, 250), (250,), (1,), ()]
     ws = [gf.variable(rng.normal(size=s).astype("float32"), name=f"w{i}")
@@ -78,7 +78,7 @@ def updated(optimizer: gf.optim.Optimizer, threads: int) -> list[Array]:
 def test_an_optimiser_updates_all_parameters_alike_on_any_number_of_threads(
     optimizer: gf.optim.Optimizer,
 ) -> None:
-    alone = updated(optimizer, 1)
+    alone = update_variables(optimizer, 1)
     for threads in (2, 3):
-        for have, want in zip(updated(optimizer, threads), alone, strict=True):
+        for have, want in zip(update_variables(optimizer, threads), alone, strict=True):
             assert have.tobytes() == want.tobytes()

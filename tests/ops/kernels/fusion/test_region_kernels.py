@@ -28,7 +28,7 @@ FLOATS = np.array(
 INTS = [0, 1, 2, 3, 7, 31, 63, 64, 100, 127]
 
 
-def launched(
+def launch_region(
     region: Region, arrays: Sequence[Array], shape: tuple[int, ...], out: list[Array] | None = None
 ) -> list[Array]:
     """What a region makes of arrays."""
@@ -48,7 +48,7 @@ def of_op(op: Op, arrays: Sequence[Array], attrs: Any) -> Array:
     assert items is not None
     applied = RegionOp(op, items, tuple((False, i) for i in range(len(arrays))))
     region = Region(len(form.sizes), operands, (applied,), (0,))
-    return launched(region, arrays, shape)[0]
+    return launch_region(region, arrays, shape)[0]
 
 
 def exact_calls() -> list[Any]:
@@ -86,7 +86,7 @@ def values(dtype: np.dtype[Any], size: int, seed: int) -> Array:
     return np.array(pool, dtype)[rng.integers(0, len(pool), size)]
 
 
-def same(a: Array, b: Array) -> bool:
+def has_same_bits(a: Array, b: Array) -> bool:
     if is_inexact(a.dtype):
         a, b = (np.where(np.isnan(t), t.dtype.type("nan"), t) for t in (a, b))
     return a.dtype == b.dtype and a.tobytes() == b.tobytes()
@@ -97,7 +97,7 @@ def test_a_kernel_gives_numpys_bits(op: Op, dtypes: Any, attrs: Any) -> None:
     arrays = [values(d, 64 * 5 + 7, seed) for seed, d in enumerate(dtypes)]
     with np.errstate(all="ignore"):
         (want,) = op.run(np, arrays, attrs, plain=True)
-    assert same(of_op(op, arrays, attrs), np.asarray(want))
+    assert has_same_bits(of_op(op, arrays, attrs), np.asarray(want))
 
 
 SHAPES = st.sampled_from(
@@ -115,7 +115,7 @@ def test_any_broadcasting_is_a_loop_nest(shapes: Any, swapped: bool) -> None:
     rng = np.random.default_rng(len(str(shapes)))
     a, b = (rng.normal(size=s).astype("float32") for s in (shapes[::-1] if swapped else shapes))
     have = of_op(REGISTRY["subtract"], [a, b], {})
-    assert have.shape == (a - b).shape and same(have, np.asarray(a - b))
+    assert have.shape == (a - b).shape and has_same_bits(have, np.asarray(a - b))
 
 
 CHAIN = ("tanh", "exp", "negative", "sigmoid", "square")
@@ -130,10 +130,10 @@ def chain(operand: Operand, names: Sequence[str], results: tuple[int, ...]) -> R
 def test_however_a_region_is_cut_it_gives_the_same_bits(cut: int, size: int) -> None:
     x = np.random.default_rng(size).normal(size=size).astype("float32")
     operand = Operand("float32", (size > 1,))
-    whole = launched(chain(operand, CHAIN, (cut - 1, 4)), [x], (size,))
-    first = launched(chain(operand, CHAIN[:cut], (cut - 1,)), [x], (size,))
-    second = launched(chain(operand, CHAIN[cut:], (len(CHAIN) - cut - 1,)), first, (size,))
-    assert same(whole[0], first[0]) and same(whole[1], second[0])
+    whole = launch_region(chain(operand, CHAIN, (cut - 1, 4)), [x], (size,))
+    first = launch_region(chain(operand, CHAIN[:cut], (cut - 1,)), [x], (size,))
+    second = launch_region(chain(operand, CHAIN[cut:], (len(CHAIN) - cut - 1,)), first, (size,))
+    assert has_same_bits(whole[0], first[0]) and has_same_bits(whole[1], second[0])
 
 
 @pytest.mark.parametrize("shape", [(200_001,), (1003, 130)])
@@ -147,16 +147,16 @@ def test_any_number_of_threads_gives_the_same_bits(shape: tuple[int, ...]) -> No
         with use_pool(pool):
             shared = of_op(gelu, [of_op(REGISTRY["add"], arrays, {})], {})
         pool.close()
-        assert same(alone, shared)
+        assert has_same_bits(alone, shared)
 
 
 def test_a_result_may_be_written_over_an_operand() -> None:
     x = np.random.default_rng(0).normal(size=1001).astype("float32")
     region = chain(Operand("float32", (True,)), ("tanh", "exp"), (0, 1))
-    want = launched(region, [x], x.shape)
+    want = launch_region(region, [x], x.shape)
     over, beside = x.copy(), np.empty_like(x)
-    launched(region, [over], x.shape, [beside, over])
-    assert same(over, want[1]) and same(beside, want[0])
+    launch_region(region, [over], x.shape, [beside, over])
+    assert has_same_bits(over, want[1]) and has_same_bits(beside, want[0])
 
 
 @pytest.mark.parametrize("name", ["gelu", "tanh", "log1p", "sin"])
@@ -169,9 +169,11 @@ def test_an_elements_bits_do_not_depend_on_how_many_a_row_has(name: str, length:
         RegionOp(REGISTRY["add"], (), ((False, 0), (False, 1))),
         RegionOp(REGISTRY[name], (), ((True, 0),)),
     )
-    (rows,) = launched(Region(2, operands, ops, (1,)), [x, bias], x.shape)
-    (flat,) = launched(chain(Operand("float32", (True,)), (name,), (0,)), [x.ravel()], (x.size,))
-    assert same(rows.ravel(), flat)
+    (rows,) = launch_region(Region(2, operands, ops, (1,)), [x, bias], x.shape)
+    (flat,) = launch_region(
+        chain(Operand("float32", (True,)), (name,), (0,)), [x.ravel()], (x.size,)
+    )
+    assert has_same_bits(rows.ravel(), flat)
 
 
 def test_a_kernels_code_uses_vector_registers() -> None:
@@ -204,7 +206,7 @@ def test_stores_past_the_caches_change_no_bits(name: str, dtype: str, size: int)
         for _ in range(2):
             found[...] = 0
             launch(x, found)
-            assert same(wanted, found)
+            assert has_same_bits(wanted, found)
     code = compiler().assembly(task.text)
     if "+avx" in compiler().features.split(","):
         assert "movnt" in code
@@ -263,11 +265,11 @@ def test_values_between_ops_of_halves_are_rounded_wherever_a_region_is_cut(
 ) -> None:
     x = np.random.default_rng(size).normal(size=size).astype(half)
     operand = Operand(half, (size > 1,))
-    whole = launched(chain(operand, CHAIN, (cut - 1, 4)), [x], (size,))
-    first = launched(chain(operand, CHAIN[:cut], (cut - 1,)), [x], (size,))
-    second = launched(chain(operand, CHAIN[cut:], (len(CHAIN) - cut - 1,)), first, (size,))
-    assert same(whole[0], first[0]) and same(whole[1], second[0])
+    whole = launch_region(chain(operand, CHAIN, (cut - 1, 4)), [x], (size,))
+    first = launch_region(chain(operand, CHAIN[:cut], (cut - 1,)), [x], (size,))
+    second = launch_region(chain(operand, CHAIN[cut:], (len(CHAIN) - cut - 1,)), first, (size,))
+    assert has_same_bits(whole[0], first[0]) and has_same_bits(whole[1], second[0])
     step = x
     for name in CHAIN:
         (step,) = REGISTRY[name].run(np, [step], {})
-    assert same(whole[1], step)
+    assert has_same_bits(whole[1], step)

@@ -23,7 +23,7 @@ from graphflow.ops.kernels.jit.compiler import (
 )
 
 
-def adding(number: int) -> tuple[str, str]:
+def write_adding_function(number: int) -> tuple[str, str]:
     """A function that adds a number to an int64, by way of a function of its own."""
     needs = """define internal i64 @added(i64 %x, i64 %y) noinline {
   %z = add i64 %x, %y
@@ -53,20 +53,20 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> _Compiler:
 
 
 def test_functions_are_compiled_together_and_each_once(fresh: _Compiler) -> None:
-    texts = dict(adding(i) for i in range(4))
+    texts = dict(write_adding_function(i) for i in range(4))
     functions = fresh.functions(texts)
     assert [apply_to(functions[name], 10) for name in texts] == [10, 11, 12, 13]
     assert fresh.compiled == 4
-    name, text = adding(2)
+    name, text = write_adding_function(2)
     assert fresh.function(name, text) is functions[name]
-    more = dict(adding(i) for i in range(2, 6))
+    more = dict(write_adding_function(i) for i in range(2, 6))
     functions = fresh.functions(more)
     assert [apply_to(functions[name], 0) for name in more] == [2, 3, 4, 5]
     assert fresh.compiled == 6
 
 
 def test_another_compiler_finds_all_of_them_on_disk(fresh: _Compiler) -> None:
-    texts = dict(adding(i) for i in range(4))
+    texts = dict(write_adding_function(i) for i in range(4))
     fresh.functions(texts)
     later = _Compiler()
     functions = later.functions(dict(reversed(texts.items())))
@@ -75,17 +75,17 @@ def test_another_compiler_finds_all_of_them_on_disk(fresh: _Compiler) -> None:
 
 
 def test_a_text_that_is_no_module_is_named_and_the_others_compile(fresh: _Compiler) -> None:
-    name, text = adding(7)
+    name, text = write_adding_function(7)
     with pytest.raises(CompileError, match="nonsense"):
         fresh.functions({name: text, "bad": "define void @bad() { nonsense }"})
     assert apply_to(fresh.function(name, text), 1) == 8
 
 
 def test_what_was_kept_of_something_else_is_compiled_anew(fresh: _Compiler) -> None:
-    name, text = adding(3)
+    name, text = write_adding_function(3)
     other = _Compiler()
-    other.functions(dict([adding(4)]))
-    wrong = other.store.get(other._key(adding(4)[1]))
+    other.functions(dict([write_adding_function(4)]))
+    wrong = other.store.get(other._key(write_adding_function(4)[1]))
     assert wrong is not None
     fresh.store.put(fresh._key(text), wrong)
     assert apply_to(fresh.function(name, text), 1) == 4
@@ -93,7 +93,7 @@ def test_what_was_kept_of_something_else_is_compiled_anew(fresh: _Compiler) -> N
 
 
 def test_threads_that_want_the_same_functions_compile_them_once(fresh: _Compiler) -> None:
-    texts = dict(adding(i) for i in range(6))
+    texts = dict(write_adding_function(i) for i in range(6))
     found: list[int] = []
 
     def want(order: int) -> None:
@@ -119,7 +119,7 @@ total = 0
 for turn in range(8):
     compiler = _Compiler()
     for i in range(turn % 3, 9, 2):
-        texts = dict(adding(k) for k in range(i, i + 3))
+        texts = dict(write_adding_function(k) for k in range(i, i + 3))
         functions = compiler.functions(texts)
         total += sum(apply_to(functions[name], 100) for name in texts)
     if turn % 2:
@@ -152,8 +152,8 @@ def test_processes_share_the_folder_while_entries_are_damaged_and_removed(tmp_pa
 
 
 def test_a_thread_compiles_no_more_than_it_may(fresh: _Compiler) -> None:
-    texts = dict(adding(i) for i in range(4))
-    names, size = list(texts), len(adding(0)[1])
+    texts = dict(write_adding_function(i) for i in range(4))
+    names, size = list(texts), len(write_adding_function(0)[1])
     assert fresh.function(names[0], texts[names[0]]).address
     with limit_compilation(2 * size + 1):
         fresh.functions({name: texts[name] for name in names[:3]})  # the first one is there
@@ -168,18 +168,18 @@ def test_a_thread_compiles_no_more_than_it_may(fresh: _Compiler) -> None:
 
 
 def test_a_function_is_compiled_when_it_is_first_used(fresh: _Compiler) -> None:
-    function = fresh.function(*adding(5))
+    function = fresh.function(*write_adding_function(5))
     assert fresh.compiled == 0
     assert apply_to(function, 1) == apply_to(function, 1) == 6
     assert fresh.compiled == 1
 
 
 def test_a_thread_writes_no_more_than_it_may() -> None:
-    size = len(adding(0)[1])
+    size = len(write_adding_function(0)[1])
     with limit_compilation(size):
         for number in range(WRITTEN):
-            adding(number)
-            adding(number)  # equal modules count once
+            write_adding_function(number)
+            write_adding_function(number)  # equal modules count once
         with pytest.raises(CompilationLimitExceeded, match="may be written"):
-            adding(WRITTEN)
-    adding(WRITTEN)
+            write_adding_function(WRITTEN)
+    write_adding_function(WRITTEN)

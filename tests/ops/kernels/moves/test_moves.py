@@ -19,7 +19,7 @@ def numbers(shape: tuple[int, ...], dtype: str) -> Any:
     return (RNG.standard_normal(shape) * 5).astype(dtype)
 
 
-def computed(build: Callable[..., gf.Tensor], *arrays: Any) -> Any:
+def compute(build: Callable[..., gf.Tensor], *arrays: Any) -> Any:
     """Compute a tensor of placeholders of a program."""
     given = [gf.placeholder(a.dtype, a.shape) for a in arrays]
     with gf.Session() as s:
@@ -27,7 +27,7 @@ def computed(build: Callable[..., gf.Tensor], *arrays: Any) -> Any:
 
 
 def check(build: Callable[..., gf.Tensor], want: Any, *arrays: Any) -> None:
-    have = computed(build, *arrays)
+    have = compute(build, *arrays)
     assert have.dtype == want.dtype
     np.testing.assert_array_equal(have, want)
 

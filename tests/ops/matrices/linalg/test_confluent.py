@@ -18,7 +18,7 @@ linalg = gf.linalg
 GAPS = (0.0, 1e-16, 1e-14, 1e-12, 1e-9, 1e-7, 1e-5)
 
 
-def turned(seed: int, n: int, dtype: str) -> Array:
+def draw_unitary(seed: int, n: int, dtype: str) -> Array:
     """A unitary matrix."""
     rng = np.random.default_rng(seed)
     x = rng.normal(size=(n, n)) + (1j * rng.normal(size=(n, n)) if dtype == "complex128" else 0)
@@ -91,7 +91,7 @@ def polar(a: Tensor) -> Tensor:
 def test_a_function_of_a_matrix_by_eigh_has_its_gradient(
     values: tuple[float, ...], dtype: str
 ) -> None:
-    q, g = turned(0, 4, dtype), turned(1, 4, dtype)
+    q, g = draw_unitary(0, 4, dtype), draw_unitary(1, 4, dtype)
     a = (q * np.array(values, float)) @ adjoint(q)
     want = by_differences(lambda a: matrix_function(a, np.exp), a, g)
     np.testing.assert_allclose(slope(by_eigh, a, g), want, atol=1e-7)
@@ -100,7 +100,7 @@ def test_a_function_of_a_matrix_by_eigh_has_its_gradient(
 @pytest.mark.parametrize("gap", GAPS)
 def test_close_eigenvalues_keep_the_digits_of_the_gradient(gap: float) -> None:
     """Divided by a gap of 1e-14, rounding made errors of 1e-2."""
-    q, g = turned(0, 4, "float64"), turned(1, 4, "float64")
+    q, g = draw_unitary(0, 4, "float64"), draw_unitary(1, 4, "float64")
     w = np.array([1, 1 + gap, 2, 2 + gap])
     a = (q * w) @ q.T
     between = np.subtract.outer(w, w)
@@ -128,7 +128,10 @@ def test_close_eigenvalues_of_any_matrix_keep_digits_too(gap: float) -> None:
 
 
 def test_only_the_degenerate_matrices_of_a_batch_take_the_limit() -> None:
-    q, g = turned(0, 4, "float64"), np.stack([turned(i, 4, "float64") for i in (1, 2, 3)])
+    q, g = (
+        draw_unitary(0, 4, "float64"),
+        np.stack([draw_unitary(i, 4, "float64") for i in (1, 2, 3)]),
+    )
     a = np.stack([q * np.array(w) @ q.T for w in ([1.0, 2, 3, 4], [1.0, 1, 1, 1], [1.0, 1, 2, 3])])
     want = by_differences(lambda a: matrix_function(a, np.exp), a, g)
     np.testing.assert_allclose(slope(by_eigh, a, g), want, atol=1e-7)
@@ -138,7 +141,7 @@ def test_only_the_degenerate_matrices_of_a_batch_take_the_limit() -> None:
 
 @pytest.mark.parametrize("a", [np.eye(3), np.diag([1.0, 1.0, 4.0])], ids=["all", "two"])
 def test_vectors_of_equal_eigenvalues_have_no_derivative(a: Array) -> None:
-    g = turned(1, 3, "float64")
+    g = draw_unitary(1, 3, "float64")
     assert np.isnan(slope(lambda a: linalg.eigh(a)[1], a, g)).any()
     x = gf.placeholder("float64", (3, 3))
     tangent = gf.jvp(linalg.eigh(x)[1], [x], [g + g.T])
@@ -148,12 +151,14 @@ def test_vectors_of_equal_eigenvalues_have_no_derivative(a: Array) -> None:
 
 def test_a_defective_matrix_has_no_derivative_of_its_vectors() -> None:
     a = np.eye(3) + np.diag([1.0, 0.0], 1)
-    assert np.isnan(slope(lambda a: gf.real(linalg.eig(a)[1]), a, turned(1, 3, "float64"))).any()
+    assert np.isnan(
+        slope(lambda a: gf.real(linalg.eig(a)[1]), a, draw_unitary(1, 3, "float64"))
+    ).any()
 
 
 @pytest.mark.parametrize("a", [np.eye(3), np.diag([2.0, 2.0, 5.0])], ids=["all", "two"])
 def test_symmetric_functions_of_equal_eigenvalues_have_second_derivatives(a: Array) -> None:
-    x, d = gf.placeholder("float64", (3, 3)), turned(1, 3, "float64")
+    x, d = gf.placeholder("float64", (3, 3)), draw_unitary(1, 3, "float64")
     d = d + d.T
     for f, want in (
         (lambda x: gf.sum(linalg.eigvalsh(x) ** 2), 2 * d),
@@ -177,7 +182,11 @@ def test_a_smooth_function_by_svd_has_its_gradient(
     values: tuple[float, ...], shape: tuple[int, int], dtype: str
 ) -> None:
     m, n = shape
-    u, vh, g = turned(0, m, dtype)[:, :3], turned(1, n, dtype)[:3], turned(2, 4, dtype)[:m, :n]
+    u, vh, g = (
+        draw_unitary(0, m, dtype)[:, :3],
+        draw_unitary(1, n, dtype)[:3],
+        draw_unitary(2, 4, dtype)[:m, :n],
+    )
     a = (u * np.array(values, float)) @ vh
     want = by_differences(odd_function, a, g)
     np.testing.assert_allclose(slope(by_svd, a, g), want, atol=1e-7)
@@ -193,7 +202,7 @@ def test_a_smooth_function_by_svd_has_its_gradient(
 
 @pytest.mark.parametrize("gap", GAPS)
 def test_close_singular_values_keep_the_digits_of_the_gradient(gap: float) -> None:
-    u, vh, g = (turned(i, 4, "float64") for i in range(3))
+    u, vh, g = (draw_unitary(i, 4, "float64") for i in range(3))
     a = (u * np.array([2 + gap, 2, 1, 0.5 * gap])) @ vh
     np.testing.assert_allclose(slope(by_svd, a, g), by_differences(odd_function, a, g), atol=3e-8)
 
@@ -202,8 +211,8 @@ def test_close_singular_values_keep_the_digits_of_the_gradient(gap: float) -> No
 def test_the_sum_of_squared_singular_values_has_second_derivatives(
     values: tuple[float, ...],
 ) -> None:
-    x, d = gf.placeholder("float64", (3, 3)), turned(2, 3, "float64")
-    a = (turned(0, 3, "float64") * np.array(values, float)) @ turned(1, 3, "float64")
+    x, d = gf.placeholder("float64", (3, 3)), draw_unitary(2, 3, "float64")
+    a = (draw_unitary(0, 3, "float64") * np.array(values, float)) @ draw_unitary(1, 3, "float64")
     (g,) = gf.gradients(gf.sum(linalg.svdvals(x) ** 2), [x])
     (second,) = evaluate([gf.gradients(g, [x], [d])[0]], {x: a})
     np.testing.assert_allclose(second, 2 * d, atol=1e-12)

@@ -146,11 +146,11 @@ def test_equal_singular_values_leave_the_gradient_of_a_product_exact() -> None:
     right, _ = np.linalg.qr(rng.standard_normal((4, 4)))
     a = left @ np.diag([3.0, 3.0, 1.0, 1.0]) @ right
 
-    def projected(x: Tensor) -> Tensor:
+    def project(x: Tensor) -> Tensor:
         u, _, _ = gf.linalg.svd(x)
         return gf.matmul(u[:, :2], u[:, :2].T)
 
-    check_first_order(projected, a, rng)
+    check_first_order(project, a, rng)
 
 
 def test_the_pseudo_inverse_of_low_rank_has_a_gradient_along_that_rank() -> None:

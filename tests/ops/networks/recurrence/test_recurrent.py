@@ -249,10 +249,10 @@ def test_padding_of_nan_reaches_no_output_and_no_gradient(
     curved = gf.gradients([gf.sum(gf.sin(g)) for g in slopes], given)
     moved = gf.jvp(outputs, given, [np.ones(a.shape) for a in (x, *weights)])
 
-    def found(padding: float) -> list[Any]:
+    def evaluate_outputs(padding: float) -> list[Any]:
         feeds = dict(zip(given, (np.where(inside, x, padding), *weights), strict=True))
         return list(evaluate([*outputs, *slopes, *curved, *moved], feeds))
 
-    for a, b in zip(found(bad), found(0.0), strict=True):
+    for a, b in zip(evaluate_outputs(bad), evaluate_outputs(0.0), strict=True):
         np.testing.assert_array_equal(a, b)
         assert np.isfinite(a).all()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
-from tests.parallel.models import Model, difference, undivided
+from tests.parallel.models import Model, difference, train_on_one_device
 
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
 
@@ -63,7 +63,10 @@ KINDS = ("scan", "twice", "while", "cond", "call", "checkpoint")
     ids=["two", "three", "columns", "rows"],
 )  # fmt: skip
 def test_bodies_on_pieces_give_what_they_give_whole(kind: str, strategy: Any) -> None:
-    assert difference(recurrent(strategy, kind).train(), undivided(recurrent, kind=kind)) < 1e-12
+    assert (
+        difference(recurrent(strategy, kind).train(), train_on_one_device(recurrent, kind=kind))
+        < 1e-12
+    )
 
 
 @pytest.mark.parametrize("kind", ["scan", "twice", "while", "call"])
@@ -94,9 +97,12 @@ def test_replicas_keep_their_shares_where_weights_in_a_body_are_cut(kind: str, r
     assert {m.kind for m in report.collectives if m.axis == "data"} == {"all-reduce"}
     loops = [n for n in report.division.graph.nodes if n.op.name in ("scan", "while_loop")]
     assert {n.name.partition(",")[0] for n in loops} == {"data=0", "data=1"}
-    assert difference(model.train(), undivided(recurrent, kind=kind)) < 1e-12
+    assert difference(model.train(), train_on_one_device(recurrent, kind=kind)) < 1e-12
     pipeline = gf.parallel.Pipeline(2, "1f1b", 2) * strategy
-    assert difference(recurrent(pipeline, kind).train(), undivided(recurrent, kind=kind)) < 1e-12
+    assert (
+        difference(recurrent(pipeline, kind).train(), train_on_one_device(recurrent, kind=kind))
+        < 1e-12
+    )
 
 
 def test_what_was_tried_in_vain_is_not_reported() -> None:

@@ -14,7 +14,7 @@ from graphflow.ir.nodes.scopes import seed_scope
 from graphflow.parallel.sharding.emission import emitter, local_nodes, state_emitter
 
 
-def _divided(strategy: Any) -> str:
+def _describe_divided_step(strategy: Any) -> str:
     """All that a divided step of training says of itself, but where its objects are in memory."""
     with seed_scope(0):
         h = gf.placeholder("float32", ("batch", 4), name="x")
@@ -41,8 +41,8 @@ def _divided(strategy: Any) -> str:
 def test_copies_are_what_rules_would_have_given(
     strategy: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copied = _divided(strategy)
+    copied = _describe_divided_step(strategy)
     monkeypatch.setattr(emitter, "copy_unsplit", lambda *_: None)
     monkeypatch.setattr(local_nodes, "have_specs", lambda *_: False)
     monkeypatch.setattr(state_emitter, "have_spec_of", lambda *_: False)
-    assert copied == _divided(strategy)
+    assert copied == _describe_divided_step(strategy)

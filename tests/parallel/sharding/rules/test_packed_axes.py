@@ -13,7 +13,7 @@ import graphflow as gf
 from graphflow.parallel import Shard
 
 
-def gated(strategy: Any) -> tuple[list[Any], gf.Tensor, list[gf.Tensor]]:
+def build_gated_layer(strategy: Any) -> tuple[list[Any], gf.Tensor, list[gf.Tensor]]:
     """A layer whose gate stands beside what it opens, and one behind it."""
     gf.random.seed(1)
     x = gf.placeholder("float64", ("n", 6), name="x")
@@ -27,11 +27,11 @@ def gated(strategy: Any) -> tuple[list[Any], gf.Tensor, list[gf.Tensor]]:
 
 def test_a_gate_beside_its_value_takes_one_all_reduce() -> None:
     strategy = Shard({"model": 4}, {"second": ("model",)})
-    report = strategy.report(gated(strategy)[0])
+    report = strategy.report(build_gated_layer(strategy)[0])
     assert [c.kind for c in report.collectives] == ["all-reduce"]
     found = []
     for each in (strategy, None):
-        fetches, x, variables = gated(each)
+        fetches, x, variables = build_gated_layer(each)
         random = np.random.default_rng(0)
         with gf.Session() as s:
             losses = [s.run(fetches, {x: random.normal(size=(7, 6))})[0] for _ in range(3)]
@@ -51,7 +51,7 @@ def test_stretches_of_any_lengths_are_cut_as_whole_ones_are(data: Any) -> None:
     total = each * sum(lengths)
     values = [random.normal(size=(each * n, 3)) for n in lengths]
 
-    def built(strategy: Any) -> tuple[Any, gf.Tensor, gf.Tensor]:
+    def build_model(strategy: Any) -> tuple[Any, gf.Tensor, gf.Tensor]:
         x = gf.placeholder("float64", ("n", 4), name="x")
         w = gf.variable(np.linspace(-1, 1, 4 * total).reshape(4, total), name="w")
         parts = gf.split(gf.sin(x @ w), [each * n for n in lengths], -1)
@@ -65,7 +65,7 @@ def test_stretches_of_any_lengths_are_cut_as_whole_ones_are(data: Any) -> None:
     found = []
     rules = {f"own{i}": ("model",) for i in used}
     for strategy in (Shard({"model": shards}, rules), None):
-        fetches, x, w = built(strategy)
+        fetches, x, w = build_model(strategy)
         with gf.Session() as s:
             first = s.run(fetches, {x: batch})[0]
             found.append([first, s.run(fetches, {x: batch})[0], s.get(w)])

@@ -14,7 +14,7 @@ from graphflow.placement.placers.loops import dispatch
 from tests.placement.instances import problems
 
 
-def placed(problem: Problem) -> list[tuple[list[int], list[int]]]:
+def place_at_every_grain(problem: Problem) -> list[tuple[list[int], list[int]]]:
     """Placements at every grain, critical path first and in build order."""
     orders = ([-rank for rank in mean_ranks(problem)], [float(v) for v in range(problem.nodes)])
     return [earliest_finish(units, order) for units in levels(problem) for order in orders]
@@ -25,14 +25,14 @@ def test_compiled_it_places_as_plain_python_does(problem: Problem) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dispatch, "_loaded", set())
         patch.setattr(dispatch, "COMPILE_ABOVE", 10**12)
-        expected = placed(problem)
+        expected = place_at_every_grain(problem)
         patch.setattr(dispatch, "COMPILE_ABOVE", -1)
-        assert placed(problem) == expected
+        assert place_at_every_grain(problem) == expected
 
 
 @given(problem=problems(max_nodes=24))
 def test_units_share_a_device_and_the_order_is_topological(problem: Problem) -> None:
-    for device, order in placed(problem):
+    for device, order in place_at_every_grain(problem):
         place = {node: turn for turn, node in enumerate(order)}
         assert sorted(order) == list(range(problem.nodes))
         assert all(place[a] < place[b] for a, b in problem.edges.tolist())

@@ -7,7 +7,7 @@ from graphflow.placement.plans.plan_file import dumps, loads
 from graphflow.placement.view.page.payload import payload
 
 
-def looped() -> gf.Plan:
+def plan_loop() -> gf.Plan:
     x = gf.placeholder("float32", (4, 8), name="x")
 
     def body(carry: gf.Tensor, row: gf.Tensor) -> tuple[gf.Tensor, gf.Tensor]:
@@ -21,7 +21,7 @@ def looped() -> gf.Plan:
 
 
 def test_a_plan_tells_what_its_nodes_hold() -> None:
-    plan = looped()
+    plan = plan_loop()
     holding = {node.name: [held.name for held in node.holds] for node in plan.nodes if node.holds}
     (name,) = holding
     assert name == "net/scan"
@@ -33,11 +33,11 @@ def test_a_plan_tells_what_its_nodes_hold() -> None:
 
 
 def test_what_nodes_hold_is_saved_and_loaded() -> None:
-    plan = looped()
+    plan = plan_loop()
     assert gf.Plan(**loads(dumps(plan), "plan.json")).nodes == plan.nodes
 
 
 def test_what_nodes_hold_is_inside_them_in_the_page() -> None:
-    data = payload(looped())
+    data = payload(plan_loop())
     assert "net/scan/cond/then/exp" in data["nodes"]["name"]
     assert "net/scan" in data["groups"]["path"]

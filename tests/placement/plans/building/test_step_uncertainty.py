@@ -47,7 +47,7 @@ def towers(pinned: bool = False) -> Graph:
     return optimize(Graph([sums[0] + sums[1]]))
 
 
-def planned(
+def make_plan(
     deviation: float | None,
     links: dict[str, Any] | None = None,
     graph: Graph | None = None,
@@ -63,7 +63,7 @@ def planned(
     return plan_graph(graph, cluster, shapes, bind(graph, shapes), profiles=profiles, **options)
 
 
-def used(made: Plan) -> set[str]:
+def list_used_devices(made: Plan) -> set[str]:
     return {node.device for node in made.nodes if node.finish > node.start} - {"/client"}
 
 
@@ -77,7 +77,7 @@ def best_single(made: Plan) -> float:
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.01, 2.0), st.sampled_from(["greedy", "round_robin", "single"]))
 def test_intervals_contain_what_they_are_about(deviation: float, placer: str) -> None:
-    made = planned(deviation, placer=placer)
+    made = make_plan(deviation, placer=placer)
     assert made.low is not None and made.high is not None
     assert made.low < made.makespan < made.high
     timed = [node for node in made.nodes if node.finish > node.start]
@@ -89,7 +89,7 @@ def test_intervals_contain_what_they_are_about(deviation: float, placer: str) ->
 
 
 def test_what_takes_no_time_has_no_interval() -> None:
-    made = planned(SURE)
+    made = make_plan(SURE)
     assert all(
         node.low is None and not node.basis for node in made.nodes if node.finish == node.start
     )
@@ -98,7 +98,7 @@ def test_what_takes_no_time_has_no_interval() -> None:
 def test_the_less_calibration_is_sure_the_wider_is_the_step() -> None:
     widths = []
     for deviation in (0.01, 0.1, 0.5):
-        made = planned(deviation, placer="single")
+        made = make_plan(deviation, placer="single")
         assert made.low is not None and made.high is not None
         widths.append(made.high / made.low)
     assert widths == sorted(widths) and widths[0] < widths[-1]
@@ -107,14 +107,14 @@ def test_the_less_calibration_is_sure_the_wider_is_the_step() -> None:
 def test_traced_steps_narrow_the_interval_of_nodes_and_of_the_step() -> None:
     graph = towers()
     times, learned = NodeTimes(graph, TWO, {}), TraceCorrections()
-    name = next(n.name for n in planned(UNSURE, graph=graph).nodes if n.op == "matmul")
-    before = planned(UNSURE, graph=graph, placer="single")
+    name = next(n.name for n in make_plan(UNSURE, graph=graph).nodes if n.op == "matmul")
+    before = make_plan(UNSURE, graph=graph, placer="single")
     for node in times.nodes:
         if node.op.name not in ("placeholder", "variable"):
             bucket = times.bucket(node, device_classes(TWO)[TWO.devices[0]], False, 1e-4)
             for _ in range(9):
                 learned.observe(bucket, 1e-4, 1e-4)
-    after = planned(UNSURE, graph=graph, placer="single", learned=learned)
+    after = make_plan(UNSURE, graph=graph, placer="single", learned=learned)
     told = after.explain(name)
     assert "from calibration of similar ops" in before.explain(name)
     assert "observations in traced steps" in told
@@ -124,13 +124,13 @@ def test_traced_steps_narrow_the_interval_of_nodes_and_of_the_step() -> None:
 
 @pytest.mark.parametrize("cluster", ["described", "older"])
 def test_without_a_measured_scatter_there_is_no_interval(cluster: str) -> None:
-    made = planned(None)
+    made = make_plan(None)
     if cluster == "described":
         described = Cluster.hypothetical(
             2, ("cpu:0",), flops=1e11, bandwidth=1e10, memory=1 << 30, link_latency=1e-5,
             link_bandwidth=1e9,
         )  # fmt: skip
-        made = planned(None, cluster=described)
+        made = make_plan(None, cluster=described)
     assert (made.low, made.high, made.rival, made.no_gain) == (None, None, None, "")
     assert all(node.low is None and node.basis == "" for node in made.nodes)
     assert " to " not in str(made.report()).splitlines()[0]
@@ -140,8 +140,8 @@ def test_without_a_measured_scatter_there_is_no_interval(cluster: str) -> None:
 
 
 def test_several_devices_are_taken_where_they_surely_gain() -> None:
-    made = planned(SURE)
-    assert used(made) == set(TWO.devices)
+    made = make_plan(SURE)
+    assert list_used_devices(made) == set(TWO.devices)
     assert made.rival is not None and made.rival.where == ON_ONE
     assert made.rival.seconds == pytest.approx(best_single(made))
     assert made.no_gain == ""
@@ -150,11 +150,11 @@ def test_several_devices_are_taken_where_they_surely_gain() -> None:
 
 @pytest.mark.parametrize("placer", ["greedy", "auto"])
 def test_one_device_is_taken_where_the_gain_may_be_chance(placer: str) -> None:
-    sure = planned(SURE, links=CLOSE, placer=placer)
-    assert used(sure) == set(TWO.devices)  # as without any uncertainty
-    assert used(planned(None, links=CLOSE, placer=placer)) == set(TWO.devices)
-    made = planned(UNSURE, links=CLOSE, placer=placer)
-    assert len(used(made)) == 1
+    sure = make_plan(SURE, links=CLOSE, placer=placer)
+    assert list_used_devices(sure) == set(TWO.devices)  # as without any uncertainty
+    assert list_used_devices(make_plan(None, links=CLOSE, placer=placer)) == set(TWO.devices)
+    made = make_plan(UNSURE, links=CLOSE, placer=placer)
+    assert len(list_used_devices(made)) == 1
     assert made.makespan == pytest.approx(best_single(made))
     assert made.rival is not None and made.rival.seconds < made.makespan
     assert made.no_gain.startswith("no gain expected: ")
@@ -163,20 +163,20 @@ def test_one_device_is_taken_where_the_gain_may_be_chance(placer: str) -> None:
 
 def test_a_gain_of_equal_nodes_is_sure_however_unsure_their_times_are() -> None:
     """Half of the same nodes are left out: only what is new can take the gain away."""
-    made = planned(0.5, links={"process": [1e-9, 1e12], "client": [1e-9, 1e12]})
-    assert used(made) == set(TWO.devices) and made.no_gain == ""
+    made = make_plan(0.5, links={"process": [1e-9, 1e12], "client": [1e-9, 1e12]})
+    assert list_used_devices(made) == set(TWO.devices) and made.no_gain == ""
 
 
 @pytest.mark.parametrize("placer", ["round_robin", "heft"])
 def test_other_placers_are_taken_at_their_word_and_told(placer: str) -> None:
-    made = planned(UNSURE, links={"process": [1e-2, 1e6]}, placer="round_robin")
-    assert used(made) == set(TWO.devices)
+    made = make_plan(UNSURE, links={"process": [1e-2, 1e6]}, placer="round_robin")
+    assert list_used_devices(made) == set(TWO.devices)
     assert made.no_gain.endswith(ON_ONE)
 
 
 def test_pinned_placements_are_untouched() -> None:
-    made = planned(UNSURE, links=CLOSE, graph=towers(pinned=True))
-    assert used(made) == set(TWO.devices)
+    made = make_plan(UNSURE, links=CLOSE, graph=towers(pinned=True))
+    assert list_used_devices(made) == set(TWO.devices)
     assert made.no_gain == ""  # no single device may run it
 
 
@@ -189,16 +189,16 @@ def test_placements_that_memory_forces_are_untouched() -> None:
             for w in workers
         ),
     )
-    made = planned(UNSURE, links=CLOSE, cluster=scarce)
+    made = make_plan(UNSURE, links=CLOSE, cluster=scarce)
     assert not [name for name in made.baselines if name.startswith("one device")]
-    assert used(made) == set(TWO.devices) and made.no_gain == ""
+    assert list_used_devices(made) == set(TWO.devices) and made.no_gain == ""
 
 
 # What is told ---------------------------------------------------------------------------------
 
 
 def doubtful() -> Plan:
-    return planned(UNSURE, links=CLOSE)
+    return make_plan(UNSURE, links=CLOSE)
 
 
 def test_reports_explanations_and_pages_tell_the_interval_and_the_doubt() -> None:
@@ -217,7 +217,7 @@ def test_reports_explanations_and_pages_tell_the_interval_and_the_doubt() -> Non
 
 
 def test_a_move_that_gains_less_than_the_interval_is_told_as_no_gain() -> None:
-    made = planned(UNSURE, placer="round_robin")
+    made = make_plan(UNSURE, placer="round_robin")
 
     def gains(width: float | None) -> list[str]:
         """Return what is told of moves that save time, with a step known to a share of it."""
@@ -264,7 +264,7 @@ def test_replanning_tells_the_doubt_only_if_there_is_one() -> None:
 
 @pytest.mark.parametrize("deviation", [None, SURE, UNSURE])
 def test_uncertainty_survives_the_disk(deviation: float | None, tmp_path: Path) -> None:
-    made = planned(deviation, links=CLOSE)
+    made = make_plan(deviation, links=CLOSE)
     loaded = Plan.load(made.save(tmp_path / "plan.json"))
     assert loaded == made and loaded.no_gain == made.no_gain
     assert str(loaded.report()) == str(made.report())

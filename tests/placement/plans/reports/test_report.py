@@ -33,7 +33,9 @@ def node(name: str, device: str, start: float, finish: float, *inputs: str) -> P
     )  # fmt: skip
 
 
-def sent(tensor: str, source: str, target: str, start: float, finish: float) -> PlannedTransfer:
+def make_transfer(
+    tensor: str, source: str, target: str, start: float, finish: float
+) -> PlannedTransfer:
     return PlannedTransfer(tensor, source, target, start, finish, 1000, 0)
 
 
@@ -43,7 +45,7 @@ def small(measured: MeasuredSteps | None = None) -> Plan:
         cluster=gf.Cluster.local(workers=2, threads=1),
         placer="greedy",
         nodes=(node("a", A, 0, 2), node("b", B, 0, 4), node("c", B, 5, 6, "a", "b")),
-        transfers=(sent("a", A, B, 2, 5),),
+        transfers=(make_transfer("a", A, B, 2, 5),),
         makespan=6.0,
         peak_memory={A: 100, B: 300},
         baselines={},

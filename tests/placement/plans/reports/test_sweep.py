@@ -32,7 +32,7 @@ def towers(count: int = 4, width: int = 1024) -> gf.Tensor:
     return total
 
 
-def swept(**options: object) -> Sweep:
+def sweep_gpus(**options: object) -> Sweep:
     return gf.placement.sweep(
         towers(), lambda n: gf.Cluster.hypothetical(f"{n}xh100"), over=[1, 2, 4, 8], **options
     )  # type: ignore[arg-type]
@@ -48,7 +48,7 @@ def curve(*points: tuple[float, float]) -> Curve:
 
 
 def test_a_sweep_finds_that_four_towers_fill_four_devices() -> None:
-    found = swept()
+    found = sweep_gpus()
     (one,) = found.curves
     speeds = [found.speedup(point) for point in one.points]
     assert speeds[0] == 1.0 and speeds[1] > 1.8 and speeds[2] > 3.0
@@ -119,7 +119,7 @@ def test_clusters_themselves_are_swept_over_their_devices_or_over_numbers() -> N
 
 
 def test_the_ring_is_where_the_curve_s_mark_is() -> None:
-    found = swept()
+    found = sweep_gpus()
     drawn = ET.fromstring(found.svg())
     circles = list(drawn.iter(f"{SVG}circle"))
     (ring,) = [c for c in circles if c.get("class") == "ring"]
@@ -133,7 +133,7 @@ def test_everything_drawn_lies_on_the_page_however_wide_the_range() -> None:
     wide = Sweep((curve((1, 1e3), (1e3, 1.0), (1e9, 1e-3)),), "bytes/s", 0.25)
     flat = Sweep((curve((1, 1.0)),), "x", 0.25)
     free = Sweep((curve((1, 1.0), (2, 0.0)),), "x", 0.25)
-    for found in (wide, flat, free, swept()):
+    for found in (wide, flat, free, sweep_gpus()):
         drawn = ET.fromstring(found.svg())
         width, height = float(drawn.get("width", 0)), float(drawn.get("height", 0))
         for circle in drawn.iter(f"{SVG}circle"):
@@ -153,7 +153,7 @@ def test_hostile_names_are_escaped() -> None:
 
 
 def test_a_sweep_is_saved_as_a_drawing_or_a_page(tmp_path: Path) -> None:
-    found = swept()
+    found = sweep_gpus()
     assert found.save(tmp_path / "s.svg").read_text().startswith("<svg")
     page = found.save(tmp_path / "s.html").read_text()
     assert (
@@ -195,7 +195,7 @@ def test_what_cannot_be_swept_is_refused(clusters: object, over: object, message
     with pytest.raises(PlanError, match=message):
         gf.placement.sweep(towers(1), clusters, over)  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="worth must lie between 0 and 1"):
-        swept(worth=2)
+        sweep_gpus(worth=2)
 
 
 def test_an_error_of_one_plan_names_its_place_in_the_sweep() -> None:

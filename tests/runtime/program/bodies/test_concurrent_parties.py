@@ -87,7 +87,7 @@ def test_only_the_rows_in_use_of_a_ragged_channel_travel(
     counts = [loops.channel((), "int64") for _ in range(2)]
     pull = [loops.channel((most, 2), "float64", ragged=True) for _ in range(2)]
 
-    def used(x: Tensor, number: Tensor) -> Tensor:
+    def make_used_rows(x: Tensor, number: Tensor) -> Tensor:
         attrs = {"lookups": 1, "rows": 1, "piece": 4}
         return make_node(REGISTRY["used_rows"], (x, number), attrs).outputs[0]
 
@@ -97,7 +97,7 @@ def test_only_the_rows_in_use_of_a_ragged_channel_travel(
             _, rows = party.merge(push, which)
             known = gf.arange(most) < number
             total = total + gf.where(gf.expand_dims(known, 1), rows, 0.0)
-            party.send_where(pull, used(total, number), gf.equal(gf.arange(2), which))
+            party.send_where(pull, make_used_rows(total, number), gf.equal(gf.arange(2), which))
             return total, number
 
         return party.scan(turn, np.zeros((most, 2)), length=2 * turns)
@@ -107,7 +107,9 @@ def test_only_the_rows_in_use_of_a_ragged_channel_travel(
             def turn(seen: Any, i: Any) -> Any:
                 number = (i * 5 + k) % (most + 1)
                 party.send(counts[k], number)
-                party.send(push[k], used(gf.ones((most, 2), "float64") * (k + 1.0), number))
+                party.send(
+                    push[k], make_used_rows(gf.ones((most, 2), "float64") * (k + 1.0), number)
+                )
                 return seen + party.receive(pull[k])[0, 0], None
 
             return party.scan(turn, np.float64(0), np.arange(turns))[0]

@@ -17,8 +17,8 @@ from graphflow.ir.op import Tensor
 from graphflow.runtime.program.bodies import body_routines as routines
 from graphflow.runtime.program.program import Program
 from tests.interrupts import interrupt_after
-from tests.properties.random_graphs import same_bits
-from tests.runtime.programs import NoChannel, alone, compiled
+from tests.properties.random_graphs import has_same_bits
+from tests.runtime.programs import NoChannel, alone, compile_program
 
 
 class Going(NoChannel):
@@ -37,12 +37,12 @@ def native(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
     found: list[str] = []
 
-    def noted(node: Any, *args: Any) -> Any:
+    def record_op(node: Any, *args: Any) -> Any:
         found.append(node.op.name)
         return real(node, *args)
 
     real = routines.make_native_runner
-    monkeypatch.setattr(routines, "make_native_runner", noted)
+    monkeypatch.setattr(routines, "make_native_runner", record_op)
     return found
 
 
@@ -50,13 +50,13 @@ def check(fetches: Sequence[Tensor], feeds: dict[Tensor, Any]) -> Program:
     """Program and interpreter give the same bits, twice."""
     part = alone(*fetches)
     bindings = {"n": 3}
-    program = compiled(part, bindings=bindings, channel=Going())
+    program = compile_program(part, bindings=bindings, channel=Going())
     want = evaluate(fetches, feeds)
     named = {t.node.name: np.asarray(a) for t, a in feeds.items() if t.node.name in part.feeds}
     for step in (1, 2):
         have = program.compute(named, step, 0)
         for i in range(len(fetches)):
-            assert same_bits(have[str(i)], want[i]), i
+            assert has_same_bits(have[str(i)], want[i]), i
     return program
 
 
@@ -179,7 +179,7 @@ def test_random_numbers_in_a_body_leave_the_loop_to_python(native: list[str]) ->
 def test_a_loop_asks_whether_to_go_on_from_time_to_time() -> None:
     last = gf.while_loop(lambda s: s < 3_000_000.0, lambda s: s + 1.0, gf.constant(0.0))
     channel = Going()
-    program = compiled(alone(last), channel=channel)
+    program = compile_program(alone(last), channel=channel)
     assert program.compute({}, 1, 0)["0"] == 3_000_000
     assert channel.asked[0] == 0 and 1 < len(channel.asked) < 1000
 

@@ -24,12 +24,12 @@ SIZE = MIN_BYTES // 8
 CPU = "/worker:0/cpu:0"
 
 
-def received(edge: int, size: int = SIZE) -> Tensor:
+def make_recv(edge: int, size: int = SIZE) -> Tensor:
     attrs = {"edge": edge, "source": "/worker:1/cpu:0", "shape": (size,), "dtype": "float64"}
     return make_node(REGISTRY["recv"], (), attrs).outputs[0]
 
 
-def sent(edge: int, value: Tensor) -> Tensor:
+def make_send(edge: int, value: Tensor) -> Tensor:
     attrs = {"edge": edge, "target": "/worker:1/cpu:0"}
     return make_node(REGISTRY["send"], (value,), attrs).outputs[0]
 
@@ -45,27 +45,27 @@ def body(*outputs: Tensor, state: tuple[Tensor, Tensor] | None = None) -> list[S
 
 
 def test_the_slot_of_a_result_is_asked_for_after_the_receive_before_it() -> None:
-    doubled = received(1) * 2.0
-    root = gf.sqrt(received(2))
-    found = body(sent(3, doubled), sent(4, root))
+    doubled = make_recv(1) * 2.0
+    root = gf.sqrt(make_recv(2))
+    found = body(make_send(3, doubled), make_send(4, root))
     assert [(each.tensor, each.edges, each.is_result) for each in found] == [
         (doubled, (3,), False),
         (root, (4,), False),
     ]
     assert [each.after and each.after.attrs["edge"] for each in found] == [1, 2]
     x = gf.placeholder("float64", (SIZE,))
-    (alone,) = body(sent(3, x * 2.0))
+    (alone,) = body(make_send(3, x * 2.0))
     assert alone.after is None
 
 
 def test_a_small_result_has_no_slot() -> None:
-    assert not body(sent(3, received(1, SIZE - 1) * 2.0))
-    assert body(sent(3, received(1, SIZE) * 2.0))
+    assert not body(make_send(3, make_recv(1, SIZE - 1) * 2.0))
+    assert body(make_send(3, make_recv(1, SIZE) * 2.0))
 
 
 def test_the_next_state_of_a_loop_may_be_computed_in_a_slot_of_any_worker() -> None:
     state = gf.placeholder("float64", (SIZE,))
-    after = state + received(1)
+    after = state + make_recv(1)
     mask = gf.constant(np.array([True, False]))
     attrs = {"edges": (3, 4), "targets": ("/worker:1/cpu:0", "/worker:2/cpu:0")}
     send = make_node(REGISTRY["send_where"], (after, mask), attrs).outputs[0]
@@ -75,30 +75,30 @@ def test_the_next_state_of_a_loop_may_be_computed_in_a_slot_of_any_worker() -> N
 
 def test_a_tensor_that_the_body_does_not_make_is_copied() -> None:
     x = gf.placeholder("float64", (SIZE,))
-    assert not body(sent(3, x))
-    assert not body(sent(3, x), state=(x, x + 1.0))
-    assert not body(sent(3, received(1)))
-    assert not body(sent(3, gf.constant(np.ones(SIZE))))
-    assert not body(sent(3, gf.reshape(x * 2.0, (2, -1))))
+    assert not body(make_send(3, x))
+    assert not body(make_send(3, x), state=(x, x + 1.0))
+    assert not body(make_send(3, make_recv(1)))
+    assert not body(make_send(3, gf.constant(np.ones(SIZE))))
+    assert not body(make_send(3, gf.reshape(x * 2.0, (2, -1))))
 
 
 def test_an_edge_that_is_sent_to_twice_has_no_slot_for_its_results() -> None:
-    x = received(1)
-    assert not body(sent(3, x * 2.0), sent(3, x * 3.0))
-    first = sent(3, x * 2.0)
-    (found,) = body(first, sent(3, received(2) * 3.0))
+    x = make_recv(1)
+    assert not body(make_send(3, x * 2.0), make_send(3, x * 3.0))
+    first = make_send(3, x * 2.0)
+    (found,) = body(first, make_send(3, make_recv(2) * 3.0))
     assert found.after is not None and found.after.attrs["edge"] == 2
 
 
 def test_a_buffer_that_a_later_result_takes_over_is_no_slot() -> None:
     """A later kernel may change the buffer of its input in place, which nobody reads then."""
-    x = gf.reshape(received(1), (SIZE // 2, 2))
+    x = gf.reshape(make_recv(1), (SIZE // 2, 2))
     ids = gf.placeholder("int64", (1,))
     made = x * 2.0
-    first = sent(3, made)
+    first = make_send(3, made)
     rows = gf.constant(np.ones((1, 2)))
     changed = REGISTRY["update_rows"](made, ids, rows, gf.constant(np.int64(1)))
-    assert not body(first, sent(4, changed))
+    assert not body(first, make_send(4, changed))
 
 
 def exchange(server: str, worker: str, side: int) -> list[Tensor]:
