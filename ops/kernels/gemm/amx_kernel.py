@@ -6,7 +6,8 @@ The result is cut into squares of 32 rows and 32 columns, which four tiles hold 
 terms of a chunk run. Panels of 32 rows of all matrices of a batch are numbered in a row; the kernel
 computes those from `start` to `stop`. Loops nest in this order: blocks of panels, chunks of terms,
 32 columns, panels of the block. So the packed rows of a block stay in the second cache, and 32
-packed columns near the first. There is at least one term.
+packed columns near the first; or, in blocks of one panel, the other way round. There is at least
+one term.
 
 Each element is one chain over blocks of 32 terms in order, whatever the blocks, chunks and threads
 are. It is rounded to bfloat16 once, at the end.
@@ -20,7 +21,6 @@ from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ops.kernels.codegen.function_writer import FunctionWriter
 from graphflow.ops.kernels.gemm.amx_squares import (
     CONFIGURATION,
-    SQUARE,
     write_round,
     write_square,
 )
@@ -62,7 +62,7 @@ class AmxSize(IntEnum):
     B_PANELS = auto()  # where packed columns begin in scratch memory
     B_STEP = auto()  # bytes between panels of columns that are kept for all blocks, or 0
     SUMS = auto()  # where sums begin
-    SUMS_MASK = auto()  # bits of a panel's number that choose its sums: all if sums wait
+    SUMS_PANEL = auto()  # bytes between sums of panels that wait for the next chunk, or 0
     SUMS_STEP = auto()  # bytes between sums of 32 columns that wait for the next chunk, or 0
 
 
@@ -104,6 +104,9 @@ class _ProductWriter:
         self.a, self.b, self.out, self.scratch = (f.argument("%ptrs", "ptr", i) for i in range(4))
         self.b_panels = f.gep(self.scratch, self.size[AmxSize.B_PANELS])
         self.sums = f.gep(self.scratch, self.size[AmxSize.SUMS])
+        # The square that waits for its rounding: sums, target, rows (0 if none waits) and columns.
+        self.waiting = f.write("alloca [4 x i64], align 8")
+        self._set_waiting(2, "i64", "0")
 
     def _call(self, function: str, *arguments: tuple[str, str]) -> None:
         given = ", ".join(f"{kind} {value}" for kind, value in arguments)
@@ -140,6 +143,7 @@ class _ProductWriter:
             self._block(a, b, out, f.sub(size[AmxSize.ROWS], row), count, packs)
             f.set_loop_step(unit, count)
         f.write_effect("call void @llvm.x86.tilerelease()")
+        self._call("@amx_round", *self._waiting_square())
 
     def _block(self, a: str, b: str, out: str, rows: str, count: str, packs: str) -> None:
         """Write the product of some panels of rows.
@@ -173,7 +177,7 @@ class _ProductWriter:
     ) -> None:  # fmt: skip
         """Write the product of a block of panels and 32 columns over a chunk."""
         f, size = self.f, self.size
-        k, left, _, done = chunk
+        k, left, *_ = chunk
         number = f.write(f"lshr i64 {j}, {PANEL.bit_length() - 1}")
         columns = f.minimum(f.sub(size[AmxSize.COLUMNS], j), PANEL)
         place = f.gep(self.b_panels, f.mul(number, size[AmxSize.B_STEP]))
@@ -190,45 +194,44 @@ class _ProductWriter:
         target = f.gep(out, f.mul(j, ITEM))
         with f.loop(0, count) as panel:
             self._square(panel, rows, columns, place, sums, target, chunk)
-        with f.when(done):
-            last = f.sub(count, "1")
-            self._call("@amx_round", *self._rounding(last, rows, columns, sums, target))
 
     def _square(
         self, panel: str, rows: str, columns: str, place: str, sums: str, target: str,
         chunk: tuple[str, str, str, str],
     ) -> None:  # fmt: skip
-        """Write the sums of a panel of rows and 32 columns, and the rounding of those before."""
-        f = self.f
+        """Write the sums of a panel of rows and 32 columns, and the rounding of the square that
+        waits; then this one waits, if its sums are complete."""
+        f, size = self.f, self.size
         k, _, length, done = chunk
         blocks = f.write(f"lshr i64 {length}, {BLOCK.bit_length() - 1}")
         step = f.write(f"udiv i64 {f.add(blocks, PANEL - 1)}, {blocks}")
-        follows = f.write(f"and i1 {done}, {f.compare('sgt', panel, 0)}")
-        before, to, next_row, whole, last = self._rounding(
-            f.sub(panel, "1"), rows, columns, sums, target
-        )
+        first = f.mul(panel, PANEL)
+        left = f.sub(rows, first)
+        own = f.gep(sums, f.mul(panel, size[AmxSize.SUMS_PANEL]))
         given = (
             ("ptr", f.gep(self.scratch, f.mul(panel, length))), ("ptr", place), ("i64", length),
-            ("ptr", self._sums_of(panel, sums)), ("i1", f.compare("sgt", k, 0)), ("i64", step),
-            before, to, next_row, ("i64", f.select(follows, "i64", whole[1], "0")), last,
+            ("ptr", own), ("i1", f.compare("sgt", k, 0)), ("i64", step), *self._waiting_square(),
         )  # fmt: skip
-        tall = f.compare("sgt", f.sub(rows, f.mul(panel, PANEL)), SIDE)
+        tall = f.compare("sgt", left, SIDE)
         with f.when(tall):
             self._call("@amx_square2", *given)
         with f.when(f.write(f"xor i1 {tall}, true")):
             self._call("@amx_square1", *given)
+        to = f.gep(target, f.mul(first, size[AmxSize.OUT_ROW]))
+        count = f.select(done, "i64", f.minimum(left, PANEL), "0")
+        for number, (kind, value) in enumerate(
+            (("ptr", own), ("ptr", to), ("i64", count), ("i64", columns))
+        ):
+            self._set_waiting(number, kind, value)
 
-    def _sums_of(self, panel: str, sums: str) -> str:
-        which = self.f.write(f"and i64 {panel}, {self.size[AmxSize.SUMS_MASK]}")
-        return self.f.gep(sums, self.f.mul(which, SQUARE))
+    def _set_waiting(self, number: int, kind: str, value: str) -> None:
+        place = self.f.gep(self.waiting, 8 * number)
+        self.f.write_effect(f"store {kind} {value}, ptr {place}, align 8")
 
-    def _rounding(
-        self, panel: str, rows: str, columns: str, sums: str, target: str
-    ) -> tuple[tuple[str, str], ...]:
-        """Return the arguments that round the sums of a panel."""
-        f, row = self.f, self.size[AmxSize.OUT_ROW]
-        first = f.mul(panel, PANEL)
-        return (
-            ("ptr", self._sums_of(panel, sums)), ("ptr", f.gep(target, f.mul(first, row))),
-            ("i64", row), ("i64", f.minimum(f.sub(rows, first), PANEL)), ("i64", columns),
-        )  # fmt: skip
+    def _waiting_square(self) -> tuple[tuple[str, str], ...]:
+        """Return the arguments that round the square that waits."""
+        kinds = ("ptr", "ptr", "i64", "i64")
+        before, to, rows, columns = (
+            (kind, self.f.argument(self.waiting, kind, i)) for i, kind in enumerate(kinds)
+        )
+        return before, to, ("i64", self.size[AmxSize.OUT_ROW]), rows, columns

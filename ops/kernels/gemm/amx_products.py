@@ -30,6 +30,9 @@ _CHUNK = 1024
 """Terms that are packed together, at most."""
 _PACKED_BYTES = 1 << 19
 """Bytes of packed rows, at most: a quarter of the second cache of server processors."""
+_NEAR_BYTES, _NEAR_PANELS = 1 << 20, 8
+"""Bytes of packed columns up to which the second cache holds all of them. Panels of rows, from so
+many on, then come one by one, so that results are written page by page."""
 _KEPT_BYTES = 1 << 24
 """Bytes of packed columns that are kept for all blocks of rows, at most."""
 _MOST_WAITING_COLUMNS = 1 << 16
@@ -144,7 +147,10 @@ def _cut_blocks(m: int, k: int, n: int) -> tuple[dict[AmxSize, int], int]:
     panels, column_panels = -(-m // PANEL), -(-n // PANEL)
     chunks = -(-k // _CHUNK) if n <= _MOST_WAITING_COLUMNS else 1
     chunk = -(-k // chunks // PANEL) * PANEL
-    blocks = max(1, -(-panels // max(1, _PACKED_BYTES // (PANEL * ITEM * min(k, chunk)))))
+    most = max(1, _PACKED_BYTES // (PANEL * ITEM * min(k, chunk)))
+    if panels >= _NEAR_PANELS and k * n * ITEM <= _NEAR_BYTES:
+        most = 1
+    blocks = max(1, -(-panels // most))
     block = max(1, -(-panels // blocks))
     is_kept = blocks > 1 and k * n * ITEM <= _KEPT_BYTES
     packed = block * (chunk // PANEL) * BLOCK
@@ -158,10 +164,10 @@ def _cut_blocks(m: int, k: int, n: int) -> tuple[dict[AmxSize, int], int]:
         AmxSize.B_PANELS: packed,
         AmxSize.B_STEP: kept,
         AmxSize.SUMS: sums,
-        AmxSize.SUMS_MASK: -1 if waits else 1,
+        AmxSize.SUMS_PANEL: SQUARE if waits else 0,
         AmxSize.SUMS_STEP: block * SQUARE if waits else 0,
     }
-    return sizes, sums + SQUARE * (block * column_panels if waits else 2)
+    return sizes, sums + SQUARE * (block * column_panels if waits else 1)
 
 
 def _estimate_nanoseconds(m: int, k: int, n: int, form: AmxForm) -> float:
