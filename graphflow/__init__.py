@@ -172,8 +172,8 @@ if TYPE_CHECKING:
     from graphflow import training as training
     from graphflow.placement.clusters.cluster import Cluster
     from graphflow.placement.clusters.devices import Device, Link, Worker
-    from graphflow.placement.plans.building.plan_fetches import plan
     from graphflow.placement.plans.plan import Plan
+    from graphflow.planning.plan_function import plan
     from graphflow.sessions.session import Session
     from graphflow.training.fit import fit
     from graphflow.training.one_batch import check_training
@@ -187,7 +187,7 @@ _DEVICES = "graphflow.placement.clusters.devices"
 _LATER = {
     "Cluster": _CLUSTERS, "Device": _DEVICES, "Link": _DEVICES, "Worker": _DEVICES,
     "Plan": "graphflow.placement.plans.plan",
-    "plan": "graphflow.placement.plans.building.plan_fetches",
+    "plan": "graphflow.planning.plan_function",
     "Session": "graphflow.sessions.session",
     "array_api": "", "placement": "", "onnx": "", "parallel": "", "linear": "",
     "metrics": "", "data": "", "launch": "",

@@ -7,7 +7,6 @@ values itself has only its argument names checked here.
 
 from __future__ import annotations
 
-import difflib
 import functools
 import inspect
 import math
@@ -186,7 +185,9 @@ def did_you_mean(word: Any, known: Iterable[str], most: int = 1, cutoff: float =
         most: how many suggestions to name.
         cutoff: least similarity, from 0 to 1.
     """
-    near = difflib.get_close_matches(str(word), list(known), most, cutoff)
+    from difflib import get_close_matches  # only for errors
+
+    near = get_close_matches(str(word), list(known), most, cutoff)
     return f"did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

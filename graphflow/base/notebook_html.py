@@ -6,7 +6,8 @@ Names come from users and files. Each text is escaped, and each control characte
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+
+from graphflow.base.html_escape import escape
 
 SHOWN_ROWS = 30
 """Rows of a table; a line says how many others there are."""

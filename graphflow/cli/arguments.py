@@ -6,7 +6,7 @@ import os
 import runpy
 import sys
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -29,10 +29,15 @@ def option_errors(option: str) -> Iterator[None]:
     """Turn errors of the block into ArgumentErrors that name the option."""
     try:
         yield
-    except ArgumentError:
-        raise
     except GraphflowError as error:
-        raise ArgumentError(f"{option}: {error}") from error
+        names_option = str(error).startswith("--")
+        raise ArgumentError(str(error) if names_option else f"{option}: {error}") from error
+
+
+def check_choice(option: str, value: str | None, choices: Iterable[str]) -> None:
+    """Check that an option that was given is one of some words."""
+    if value is not None and value not in choices:
+        raise ArgumentError(f"{option} is one of {', '.join(choices)}, not {value!r}")
 
 
 def names_of(devices: str) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from graphflow.cli.arguments import option_errors
 from graphflow.cli.options import AskInsecurely, OwnKey
 from graphflow.errors import ArgumentError
 
@@ -46,7 +47,8 @@ def dashboard(
     from graphflow.runtime.security.keys import Keyring
     from graphflow.runtime.worker.worker_status import choose_key_pair
 
-    pair = None if key is None else choose_key_pair(Keyring(), key)
+    with option_errors("--key"):
+        pair = None if key is None else choose_key_pair(Keyring(), key)
     watcher = SessionWatcher(session, pair, insecure)
     watcher.start()
     server = DashboardServer(watcher, port, token)

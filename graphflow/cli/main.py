@@ -23,6 +23,7 @@ from graphflow._version import __version__
 from graphflow.base.environment import check_environment, choice_setting
 from graphflow.base.process.user_modules import module_names, require_modules
 from graphflow.cli.arguments import (
+    check_choice,
     cluster_of,
     existing_file,
     existing_folder,
@@ -75,8 +76,8 @@ from graphflow.cli.up import down, up
 from graphflow.errors import ArgumentError, GraphflowError, InsecureAddress
 from graphflow.execution.cluster_connection import default_cluster
 from graphflow.placement.clusters.cluster import Cluster
-from graphflow.placement.plans.building.plan_fetches import plan
 from graphflow.placement.plans.plan import SUFFIXES, Plan
+from graphflow.planning.plan_function import plan
 
 app = typer.Typer(
     name="graphflow",
@@ -140,7 +141,8 @@ def worker(
     from graphflow.runtime.security.key_creation import find_or_create_pair
     from graphflow.runtime.security.keys import WORKER, Keyring
     from graphflow.runtime.security.one_time_keys import NEW_KEY, one_time_keyring
-    from graphflow.runtime.telemetry.logs import FORMATS, configure_by_environment
+    from graphflow.runtime.telemetry.logs import FORMATS, LEVELS, configure_by_environment
+    from graphflow.runtime.telemetry.metrics_endpoint import parse_address
     from graphflow.runtime.transport import transport_of
     from graphflow.runtime.wire.graph_limits import GraphLimits
     from graphflow.runtime.worker.serving import announce_exit, serve  # loads ZeroMQ
@@ -149,6 +151,8 @@ def worker(
         typer.echo(
             "warning: --insecure: whoever reaches this address can run graphs here", err=True
         )
+    check_choice("--log-format", log_format, FORMATS)
+    check_choice("--log-level", log_level, LEVELS)
     check_environment()
     configure_by_environment(
         log_format or choice_setting("GRAPHFLOW_LOG", FORMATS) or "text", log_level
@@ -171,6 +175,13 @@ def worker(
             find(Keyring(), key, WORKER)
     allowed = module_names(allow_ops or [], "--allow-ops")
     require_modules(allowed, "--allow-ops")
+    with option_errors("--checkpoints"):
+        written = None if checkpoints is None else str(existing_folder(checkpoints))
+    with option_errors("--allow-data"):
+        readable = [str(existing_folder(folder)) for folder in allow_data or []]
+    if metrics is not None:
+        with option_errors("--metrics"):
+            parse_address(metrics)
     nbytes = None if max_memory is None else int(max_memory * 1e9)
     with ExitStack() as stack:
         keys = None
@@ -185,9 +196,8 @@ def worker(
             listen, devices=names, threads=threads, insecure=insecure, allow_ops=allowed, key=key,
             keys=keys, parent_pid=os.getppid() if until_stdin_ends else None,
             connections=max_connections, limits=GraphLimits(max_nodes, nbytes, max_iterations),
-            checkpoints=str(existing_folder(checkpoints)) if checkpoints is not None else None,
-            data=[str(existing_folder(folder)) for folder in allow_data or []],
-            metrics=metrics, announce=announce, on_address=on_address,
+            checkpoints=written, data=readable, metrics=metrics, announce=announce,
+            on_address=on_address,
         )  # fmt: skip
 
 
@@ -255,9 +265,10 @@ def plan_command(
         if hardware is None
         else hardware_of(hardware)
     )
+    chosen_placer = placer_of(placer, seconds)
     fetches = load_target(target)
     shapes = shapes_of(target, fetches, shape or [])
-    made = plan(fetches, chosen, shapes=shapes, placer=placer_of(placer, seconds))
+    made = plan(fetches, chosen, shapes=shapes, placer=chosen_placer)
     typer.echo(str(made.report() if report else made))
     if output is not None:
         made.save(output)

@@ -6,10 +6,10 @@ figures.
 
 from __future__ import annotations
 
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.html_escape import escape
 from graphflow.dashboard.session_watcher import EVERY, SessionWatcher
 from graphflow.placement.view.text import printable, shorten
 

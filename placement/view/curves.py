@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from html import escape
 
+from graphflow.base.html_escape import escape
 from graphflow.placement.plans.reports.sweep_data import Curve, SweepData, number
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable, shorten

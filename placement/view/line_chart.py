@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import field
-from html import escape
 
+from graphflow.base.html_escape import escape
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.view import colours
 

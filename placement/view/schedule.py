@@ -12,10 +12,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from html import escape
 from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_seconds
+from graphflow.base.html_escape import escape
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.view import colours
 from graphflow.placement.view.text import printable

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from html import escape
 from typing import TYPE_CHECKING
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds
+from graphflow.base.html_escape import escape
 from graphflow.placement.plans.reports.report import shown_devices
 from graphflow.placement.view import colours, schedule
 from graphflow.placement.view.layout import NODE_HEIGHT, NODE_WIDTH

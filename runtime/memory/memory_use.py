@@ -18,6 +18,7 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node
 from graphflow.ir.spec import evaluate, is_half, nbytes, product
 from graphflow.ops.communication.send_recv import RECEIVING_OPS, SENDING_OPS, edges_of
+from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.placement.cost_model.memory_peaks import register_predictor
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.memory.ring_sizes import slot_bytes, slot_count
@@ -148,7 +149,8 @@ def kernel_workspace(node: Node, layout: MemoryLayout) -> int:
     total = 0
     if op.ufunc is None and (op.into is None or op.random or added):
         total += sum(map(nbytes, outputs))
-    if not op.halves and has_half(inputs):
+    is_counted = op.records and is_jit_enabled()  # as scratch memory
+    if not op.halves and has_half(inputs) and not is_counted:
         wide = [s for s in (*inputs, *outputs) if is_half(s.dtype)]
         total += sum(4 * evaluate(product(s.shape), {}) for s in wide)
     return total

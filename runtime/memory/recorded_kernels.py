@@ -6,6 +6,7 @@ Both run a kernel on stand-ins for its arrays. So a recording takes the memory t
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from graphflow.ops.kernels.jit.kernel_recording import (
     NotRecordable,
     region,
 )
+from graphflow.ops.kernels.jit.shape_stand_ins import ShapeStandIn, SlotCount
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 
 _MOST_COUNTS = 4096
@@ -95,16 +97,31 @@ class RecordableKernel:
     def _count(self, threads: int) -> KernelScratch:
         recording = KernelRecording(threads, keeps_calls=False)
         try:
-            self._run(recording, ReservedLayouts(KeptLayouts()) if self._is_kept else None)
+            self._run(recording, self._reserve())
         except NotRecordable:
-            return KernelScratch(0, recording.slots)
+            return KernelScratch(0, self._count_slots(threads))
         return KernelScratch(recording.scratch_nbytes, recording.slots)
 
-    def _run(self, recording: KernelRecording, reserved: ReservedLayouts | None) -> None:
+    def _count_slots(self, threads: int) -> Mapping[str, int]:
+        """Return the slots of a kernel that runs as Python, as far as it can without elements."""
+        count = SlotCount(threads)
+        with suppress(NotRecordable):
+            self._run(count, self._reserve(), ShapeStandIn)
+        return count.slots
+
+    def _reserve(self) -> ReservedLayouts | None:
+        return ReservedLayouts(KeptLayouts()) if self._is_kept else None
+
+    def _run(
+        self,
+        recording: KernelRecording,
+        reserved: ReservedLayouts | None,
+        stand_in: type[ArrayStandIn] = ArrayStandIn,
+    ) -> None:
         into = self.into
         assert into is not None
         arrays = [
-            ArrayStandIn(region(i + 2), [int(n) for n in s.shape], s.dtype)
+            stand_in(region(i + 2), [int(n) for n in s.shape], s.dtype)
             for i, s in enumerate(self._specs)
         ]
         inputs, outs = arrays[: self._inputs], arrays[self._inputs :]

@@ -21,13 +21,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from html import escape
 from importlib.util import find_spec
 from itertools import accumulate
 from typing import Any
 
 from graphflow.base.addresses import is_ip_address
 from graphflow.base.formatting import show_bytes, show_seconds
+from graphflow.base.html_escape import escape
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import AddressInUse, ArgumentError, InsecureAddress, TransportError
 from graphflow.placement.plans.reports.tables import TextTable
@@ -110,7 +110,7 @@ class MetricsServer:
     """
 
     def __init__(self, address: str, meters: Meters) -> None:
-        host, port = _parse_address(address)
+        host, port = parse_address(address)
         _check_library()
         self._meters = meters
         self.documents: Mapping[str, Callable[[], bytes]] = {}
@@ -229,7 +229,7 @@ class MetricsServer:
         return host in self._names or (self._is_open and is_ip_address(host))
 
 
-def _parse_address(address: str) -> tuple[str, int]:
+def parse_address(address: str) -> tuple[str, int]:
     bare = address.removeprefix(_INSECURE) if isinstance(address, str) else ""
     parts = _ADDRESS.fullmatch(bare)
     port = 0 if parts is None or parts["port"] == "*" else int(parts["port"])

@@ -18,13 +18,13 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from html import escape
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from graphflow.base.atomic_write import check_atomic_write, write_atomically
 from graphflow.base.formatting import show_count, show_seconds
+from graphflow.base.html_escape import escape
 from graphflow.base.process.interrupts import passes_interrupts
 from graphflow.errors import ArgumentError, SessionError
 from graphflow.runtime.tracing.edge_traffic import EdgeTable, ExchangeTable

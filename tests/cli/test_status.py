@@ -311,8 +311,8 @@ def test_ages_are_short(seconds: float, text: str) -> None:
     [
         (["--metrics", "0.0.0.0:9100"], "insecure://"),
         (["--metrics", "nowhere"], "127.0.0.1:9100"),
-        (["--log-format", "yaml"], "text or json"),
-        (["--log-level", "loud"], "debug, info"),
+        (["--log-format", "yaml"], "--log-format is one of text, json"),
+        (["--log-level", "loud"], "--log-level is one of debug, info"),
     ],
     ids=str,
 )

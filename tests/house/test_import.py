@@ -81,6 +81,11 @@ def test_importing_graphflow_loads_nothing_heavy() -> None:
     assert HEAVY.intersection(_survey()["loaded"]) == set()
 
 
+def test_importing_graphflow_loads_nothing_that_only_some_calls_need() -> None:
+    rarely = {"difflib", "hashlib", "html", "tempfile"}
+    assert rarely.intersection(_survey()["loaded"]) == set()
+
+
 def test_importing_graphflow_starts_no_thread_and_writes_nothing() -> None:
     survey = _survey()
     before, after, python_threads = survey["threads"]

@@ -13,9 +13,9 @@ import math
 import sys
 from dataclasses import field
 from functools import cache
-from hashlib import sha256
 from types import FunctionType, ModuleType
 
+from graphflow.base.digest import sha256
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
 from graphflow.ops.kernels.compiled_loops import atomics
@@ -483,7 +483,7 @@ def _functions(module: ModuleType, name: str, kinds: str) -> tuple[str, str, str
     unit = _Unit(_trees(module))
     inner, result = unit.function(name, kinds)
     functions = "\n".join(unit.texts.values())
-    symbol = f"graphflow_{sha256((functions + inner).encode()).hexdigest()[:32]}"
+    symbol = f"graphflow_{sha256((functions + inner).encode()).hex()[:32]}"
     return functions, inner, symbol, result
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.jit.kernel_recording import ArrayStandIn
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
@@ -84,21 +85,20 @@ def gather_columns(xp: Any, x: Any, windows: Windows, block: ColumnBlock) -> Any
     out = (block.rows.stop - block.rows.start, *windows.out[1:])
     if source.shape[0] == 1 and source.shape[2:] == out and set(windows.kernel) == {1}:
         return source.reshape(source.shape[1], math.prod(out))
-    n, c, *space = source.strides
-    view = xp.lib.stride_tricks.as_strided(
-        source,
-        (source.shape[1], *windows.kernel, source.shape[0], *out),
-        (
-            c,
-            *(s * d for s, d in zip(space, windows.dilation, strict=True)),
-            n,
-            *(s * d for s, d in zip(space, windows.stride, strict=True)),
-        ),
-    )
-    result = scratch(xp, "columns", view.shape, x.dtype)
-    xp.copyto(result, view)
+    shape = (source.shape[1], *windows.kernel, source.shape[0], *out)
+    result = scratch(xp, "columns", shape, x.dtype)
+    if not isinstance(source, ArrayStandIn):
+        xp.copyto(result, _window_view(xp, source, windows, shape))
     height = source.shape[1] * math.prod(windows.kernel)
     return result.reshape(height, source.shape[0] * math.prod(out))
+
+
+def _window_view(xp: Any, x: Any, windows: Windows, shape: Ints) -> Any:
+    """Return a view of the windows of x, (channels, *kernel, images, *positions)."""
+    n, c, *space = x.strides
+    by_taps = (s * d for s, d in zip(space, windows.dilation, strict=True))
+    by_positions = (s * d for s, d in zip(space, windows.stride, strict=True))
+    return xp.lib.stride_tricks.as_strided(x, shape, (c, *by_taps, n, *by_positions))
 
 
 def run_on_device(xp: Any, part: Callable[[int], None], parts: int) -> None:
@@ -239,7 +239,8 @@ def weight_gradient(xp: Any, out: Any, x: Any, g: Any, windows: Windows, groups:
         1 if len(cuts) >= _MOST_PARTS // 2 else max(1, min(_MOST_PARTS // len(cuts), len(plan)))
     )
     result = out.reshape(groups, outputs // groups, inputs, taps)
-    sums = xp.empty((shares, *result.shape), out.dtype) if shares > 1 else result[None]
+    several = (shares, *result.shape)
+    sums = scratch(xp, "sums of shares", several, out.dtype) if shares > 1 else result[None]
 
     def part(i: int) -> None:
         share, cut = divmod(i, len(cuts))
@@ -248,7 +249,7 @@ def weight_gradient(xp: Any, out: Any, x: Any, g: Any, windows: Windows, groups:
         mine = plan[len(plan) * share // shares : len(plan) * (share + 1) // shares]
         total = _weight_sum(xp, source, g, windows, groups, mine)
         target = sums[share, :, :, channels]
-        target[...] = 0 if total is None else total.reshape(target.shape)
+        xp.copyto(target, 0 if total is None else total.reshape(target.shape))
 
     run_on_device(xp, part, shares * len(cuts))
     if shares > 1:
@@ -275,11 +276,11 @@ def _weight_sum(
             left = scratch(xp, "products", view.shape, g.dtype)
             xp.copyto(left, view)
             left = left.reshape(groups, outputs // groups, -1)
+        shape = (groups, left.shape[1], stacked.shape[2])
+        added = scratch(xp, "total" if total is None else "added", shape, g.dtype)
+        xp.matmul(left, stacked, out=added)
         if total is None:
-            total = xp.matmul(left, stacked)
-            added = total
+            total = added
         else:
-            added = scratch(xp, "added", total.shape, total.dtype)
-            xp.matmul(left, stacked, out=added)
             xp.add(total, added, out=total)
     return total

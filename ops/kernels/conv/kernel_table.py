@@ -37,6 +37,7 @@ from graphflow.ops.kernels.conv.winograd_tiles import tile_count
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm import gemm
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.scratch_memory import scratch
 
 
 class ConvKernel(NamedTuple):
@@ -122,11 +123,10 @@ def _fits_direct(s: ConvShape, target: Target) -> bool:
     if min(s.group_inputs, s.group_outputs) > direct.FEW_CHANNELS and not narrow:
         # From more channels on, products of matrices reuse what they load more often.
         return False
-    if s.groups > 1:
+    if s.groups > 1 and target == "w" and s.group_inputs > 1:
         # The gradient in the weight reads one input.
-        if target == "w" and s.group_inputs > 1:
-            return False
-    elif target == "x" and not s.has_unit_stride:
+        return False
+    if target == "x" and not s.has_unit_stride and (s.groups == 1 or _fits_phases(s, target)):
         # The gradient in the input would read only some taps of each position of a strided window.
         return False
     return not _can_gather(s) or direct_nanoseconds(s, target) <= implicit_nanoseconds(s, target)
@@ -154,15 +154,19 @@ def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
 
 # Phases of a stride -------------------------------------------------------------------------------
 
+_PHASE_TAPS = 20
+"""Taps of grouped windows from which phases save more than it takes to write their results apart.
+"""
+
 
 def _fits_phases(s: ConvShape, target: Target) -> bool:
     return (
         target == "x"
         and s.is_native
         and len(s.space) <= 2
-        and s.groups == 1
         and not s.has_unit_stride
-        and min(s.inputs, s.outputs) <= direct.FEW_CHANNELS
+        and min(s.group_inputs, s.group_outputs) <= direct.FEW_CHANNELS
+        and (s.groups == 1 or math.prod(s.windows.kernel) >= _PHASE_TAPS)
         and not _tiles_input(s)
         and phases.has_phases(s.windows)
         and not (_can_gather(s) and phases_nanoseconds(s) > implicit_nanoseconds(s, target))
@@ -268,7 +272,9 @@ def _flip(s: ConvShape, w: Any) -> Any:
     outputs, inputs, *kernel = w.shape
     flipped = w[(slice(None), slice(None), *(slice(None, None, -1) for _ in kernel))]
     flipped = flipped.reshape(s.groups, outputs // s.groups, inputs, *kernel).swapaxes(1, 2)
-    return s.xp.ascontiguousarray(flipped.reshape(s.groups * inputs, outputs // s.groups, *kernel))
+    result = scratch(s.xp, "flipped", flipped.shape, w.dtype)
+    s.xp.copyto(result, flipped)
+    return result.reshape(s.groups * inputs, outputs // s.groups, *kernel)
 
 
 # The table ----------------------------------------------------------------------------------------
@@ -323,7 +329,7 @@ TABLE = (
         "phases",
         _fits_phases,
         lambda s, y, x, w: im2col.convolve(s.xp, y, x, w, s.windows, s.groups),
-        lambda s, x, g, w: phases.input_gradient(x, g, w, s.windows),
+        lambda s, x, g, w: phases.input_gradient(x, g, w, s.windows, s.groups),
         lambda s, w, x, g: im2col.weight_gradient(s.xp, w, x, g, s.windows, s.groups),
     ),
     # No copies for each tap: products of rows whose addresses a table gives. For many channels.

@@ -16,8 +16,9 @@ import numpy as np
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, call_native
 from graphflow.ops.kernels.conv.implicit.tap_tables import WindowMap, seen_pixels
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, plan_product
-from graphflow.ops.kernels.jit.array_address import address, align_up
+from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.compiler import KernelTask, compiler, vector_width
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
@@ -76,19 +77,19 @@ def plan(inputs: int, outputs: int, space: Ints, windows: Windows) -> OneImagePl
 
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
     """Write out[0, o, p] = Σ w[o, c, k] · x[0, c, p·stride - before + k·dilation]."""
-    x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
+    x, w = as_contiguous(x), as_contiguous(w)
     planned = plan(x.shape[1], len(w), x.shape[2:], windows)
-    columns = address(scratch(np, "columns", (planned.columns,), np.uint8))
+    columns = operand_place(scratch(np, "columns", (planned.columns,), np.uint8))
     # Threads share the product, so it is no part of the call.
     sizes = (*planned.sizes[:5], 0, *planned.sizes[6:])
     call_native(
         compiler().function(*_source(planned.product.swapped)),
-        (address(x), 0, 0, columns),
+        (operand_place(x), 0, 0, columns),
         sizes,
         0,
         1,
     )
-    planned.product.run(address(out), address(w), columns)
+    planned.product.run(operand_place(out), operand_place(w), columns)
 
 
 @cache

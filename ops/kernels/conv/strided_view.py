@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, plan_product
-from graphflow.ops.kernels.jit.array_address import address
 from graphflow.ops.kernels.jit.compiler import KernelTask
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.windows.window_arguments import Windows
 
 
@@ -43,6 +43,6 @@ def task(images: int, outputs: int, size: int, windows: Windows, dtype: str) -> 
 
 def convolve(out: Any, x: Any, w: Any, windows: Windows) -> None:
     """Write out[n, o, p] = Σ w[o, 0, k] · x[n, 0, p·stride + k]."""
-    x, w = np.ascontiguousarray(x), np.ascontiguousarray(w)
+    x, w = as_contiguous(x), as_contiguous(w)
     product = plan(len(x), len(w), x.shape[2], windows, out.dtype.name)
-    product.run(address(out), address(w), address(x))
+    product.run(operand_place(out), operand_place(w), operand_place(x))

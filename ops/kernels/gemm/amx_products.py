@@ -15,24 +15,28 @@ from itertools import pairwise
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.spec import broadcast_shapes
 from graphflow.ops.kernels.gemm.amx_kernel import (
-    SLICE,
-    SQUARE,
     AmxForm,
     AmxSize,
     write_amx_product,
 )
+from graphflow.ops.kernels.gemm.amx_squares import SQUARE
 from graphflow.ops.kernels.gemm.amx_tiles import BLOCK, ITEM, PANEL
 from graphflow.ops.kernels.gemm.gemm import effective_strides, join_batch_axes, swap_last_two
 from graphflow.ops.kernels.gemm.native_product import NativeProduct
 from graphflow.ops.kernels.jit.amx_permission import may_use_amx
 from graphflow.ops.kernels.jit.compiler import TaskShare, cut_rows, name_module
 
-_CHUNK = 2 * SLICE
+_CHUNK = 1024
 """Terms that are packed together, at most."""
-_PACKED_BYTES = 1 << 20
-"""Bytes of packed rows, at most: half of the second cache."""
+_PACKED_BYTES = 1 << 19
+"""Bytes of packed rows, at most: a quarter of the second cache of server processors."""
+_NEAR_BYTES, _NEAR_PANELS = 1 << 20, 8
+"""Bytes of packed columns up to which the second cache holds all of them. Panels of rows, from so
+many on, then come one by one, so that results are written page by page."""
 _KEPT_BYTES = 1 << 24
 """Bytes of packed columns that are kept for all blocks of rows, at most."""
+_MOST_WAITING_COLUMNS = 1 << 16
+"""Columns whose sums wait for the next chunk, at most. They take 1 KiB or 2 each."""
 _SQUARE_CYCLES = 64
 """Cycles of 32 rows, 32 columns and 32 terms."""
 _PACK_CYCLES = 60, 140
@@ -82,7 +86,7 @@ def plan_half_product(
 ) -> AmxProduct | None:
     """Plan the product of contiguous bfloat16 arrays of these shapes.
 
-    None if AMX may not be used, or the axes of the batch do not join to two.
+    None if AMX may not be used, there are no terms, or the axes of the batch do not join to two.
     """
     return _plan(a, b, transpose_a, transpose_b) if may_use_amx() else None
 
@@ -99,24 +103,15 @@ def _plan(
         for shape, turned in ((a, transpose_a), (b, transpose_b), ((*batch, m, n), False))
     ]
     axes = join_batch_axes(batch, strides)
-    if axes is None:
+    if axes is None or not k:
         return None
     (inner, count), outer = axes
     form = AmxForm(transpose_a, transpose_b)
-    panels, block, chunk, kept = _cut_blocks(m, k, n)
-    packed = block * PANEL * min(k, chunk) * ITEM + BLOCK * block
-    panel_bytes = -(-(k if kept else min(k, chunk)) // PANEL) * BLOCK
-    column_panels = -(-n // PANEL)
-    sums = packed + panel_bytes * (column_panels if kept else 1)
-    waits = k > SLICE
-    sums_step = block * SQUARE if k > chunk else 0
+    blocks, scratch = _cut_blocks(m, k, n)
     sizes = {
         AmxSize.ROWS: m,
         AmxSize.COLUMNS: n,
         AmxSize.TERMS: k,
-        AmxSize.PANELS: panels,
-        AmxSize.BLOCK: block,
-        AmxSize.CHUNK: chunk,
         AmxSize.A_LINE: strides[0][-1] if transpose_a else strides[0][-2],
         AmxSize.A_ROW: strides[0][-2],
         AmxSize.A_TERM: strides[0][-1],
@@ -131,22 +126,11 @@ def _plan(
         AmxSize.B_INNER: outer[1][1],
         AmxSize.OUT_OUTER: outer[2][0],
         AmxSize.OUT_INNER: outer[2][1],
-        AmxSize.B_PANELS: packed,
-        AmxSize.B_STEP: panel_bytes if kept else 0,
-        AmxSize.SUMS: sums,
-        AmxSize.SUMS_PANEL: SQUARE if waits else 0,
-        AmxSize.SUMS_STEP: sums_step,
+        **blocks,
     }
-    scratch = sums + SQUARE * (block if waits else 1) * (column_panels if sums_step else 1)
-    units = count * panels if m and n else 0
-    return AmxProduct(
-        tuple(sizes[s] for s in AmxSize),
-        units,
-        False,
-        count * _estimate_nanoseconds(m, k, n, form, block),
-        scratch,
-        form=form,
-    )
+    units = count * sizes[AmxSize.PANELS] if m and n else 0
+    time = count * _estimate_nanoseconds(m, k, n, form)
+    return AmxProduct(tuple(sizes[s] for s in AmxSize), units, False, time, scratch, form=form)
 
 
 def _strides_of(shape: Sequence[int], turned: bool, rank: int) -> tuple[int, ...]:
@@ -158,19 +142,35 @@ def _strides_of(shape: Sequence[int], turned: bool, rank: int) -> tuple[int, ...
     return (0,) * (rank - len(shape)) + (swap_last_two(own) if turned else own)
 
 
-def _cut_blocks(m: int, k: int, n: int) -> tuple[int, int, int, bool]:
-    """Return panels of rows, panels of a block, terms of a chunk, and whether packed columns are
-    kept for all blocks."""
-    panels = -(-m // PANEL)
-    chunks = -(-max(k, 1) // _CHUNK)
-    chunk = -(-k // chunks // SLICE) * SLICE if chunks > 1 else _CHUNK
-    most = max(1, _PACKED_BYTES // (PANEL * ITEM * max(1, min(k, chunk))))
+def _cut_blocks(m: int, k: int, n: int) -> tuple[dict[AmxSize, int], int]:
+    """Return the sizes of blocks and their places in scratch memory, and the bytes of that."""
+    panels, column_panels = -(-m // PANEL), -(-n // PANEL)
+    chunks = -(-k // _CHUNK) if n <= _MOST_WAITING_COLUMNS else 1
+    chunk = -(-k // chunks // PANEL) * PANEL
+    most = max(1, _PACKED_BYTES // (PANEL * ITEM * min(k, chunk)))
+    if panels >= _NEAR_PANELS and k * n * ITEM <= _NEAR_BYTES:
+        most = 1
     blocks = max(1, -(-panels // most))
     block = max(1, -(-panels // blocks))
-    return panels, block, chunk, blocks > 1 and k * n * ITEM <= _KEPT_BYTES
+    is_kept = blocks > 1 and k * n * ITEM <= _KEPT_BYTES
+    packed = block * (chunk // PANEL) * BLOCK
+    kept = -(-k // PANEL) * BLOCK if is_kept else 0
+    sums = packed + (kept * column_panels if is_kept else chunk // PANEL * BLOCK)
+    waits = chunks > 1
+    sizes = {
+        AmxSize.PANELS: panels,
+        AmxSize.BLOCK: block,
+        AmxSize.CHUNK: chunk,
+        AmxSize.B_PANELS: packed,
+        AmxSize.B_STEP: kept,
+        AmxSize.SUMS: sums,
+        AmxSize.SUMS_PANEL: SQUARE if waits else 0,
+        AmxSize.SUMS_STEP: block * SQUARE if waits else 0,
+    }
+    return sizes, sums + SQUARE * (block * column_panels if waits else 1)
 
 
-def _estimate_nanoseconds(m: int, k: int, n: int, form: AmxForm, block: int) -> float:
+def _estimate_nanoseconds(m: int, k: int, n: int, form: AmxForm) -> float:
     """Estimate roughly one thread's time for one matrix."""
     rows, terms, columns = (max(1, -(-size // PANEL)) for size in (m, k, n))
     cycles = rows * columns * (terms * _SQUARE_CYCLES + _ROUND_CYCLES)

@@ -1,4 +1,4 @@
-"""Tiles for AMX in LLVM IR: pack operands of bfloat16 into them, and round results out of them.
+"""Tiles for AMX in LLVM IR: how operands of bfloat16 are packed into them.
 
 A panel is 32 rows of the left operand, or 32 columns of the right one, along a chunk of terms. It
 is a row of blocks of 32 terms. A block holds two tiles of 1 KiB, each 16 lines of 64 bytes:
@@ -30,10 +30,10 @@ BLOCK = 2 * TILE
 """Bytes of a tile's line, of a tile, and of a block of a panel."""
 ITEM = 2
 _ARGUMENTS = ("ptr %from", "i64 %next", "ptr %to", "i64 %terms", "i64 %lines")
-_HALVES, _WORDS = f"<{PANEL} x i16>", f"<{SIDE} x i32>"
+HALVES, _WORDS = f"<{PANEL} x i16>", f"<{SIDE} x i32>"
 
 
-class _TileWriter(FunctionWriter):
+class TileWriter(FunctionWriter):
     """Writes a function over vectors of 32 elements of 16 bits."""
 
     def __init__(self, name: str, parameters: Sequence[str] = _ARGUMENTS) -> None:
@@ -50,7 +50,7 @@ class _TileWriter(FunctionWriter):
 
     def transpose_words(self, rows: Sequence[str]) -> list[str]:
         """Write the transpose of a square of pairs of elements, as vectors of these pairs."""
-        words = [self.write(f"bitcast {_HALVES} {row} to {_WORDS}") for row in rows]
+        words = [self.write(f"bitcast {HALVES} {row} to {_WORDS}") for row in rows]
         return transpose_registers(words, self._shuffle_words)
 
     def _shuffle_words(self, a: str, b: str, lanes: Sequence[int]) -> str:
@@ -68,7 +68,7 @@ def dealt_line(tile: int, number: int) -> int:
 
 def write_pack_rows() -> FunctionWriter:
     """Write the packing of rows of a left operand whose terms are neighbours."""
-    f = _TileWriter("pack_rows")
+    f = TileWriter("pack_rows")
     rest = f.write(f"and i64 %terms, {PANEL - 1}")
     whole = f.sub("%terms", rest)
     mask, some = f.first_lanes(rest), f.compare("sgt", rest, 0)
@@ -96,25 +96,36 @@ def _row_target(f: FunctionWriter, row: str) -> str:
 
 def write_pack_pairs() -> FunctionWriter:
     """Write the packing of columns of a right operand whose columns are neighbours."""
-    f = _TileWriter("pack_pairs")
+    f = TileWriter("pack_pairs")
     mask = f.first_lanes("%lines")
     end = f.write(f"and i64 {f.add('%terms', PANEL - 1)}, {-PANEL}")
-    with f.loop(0, end, 2) as k:
-        low, high = _interleave(f, k, mask)
+    even = f.write(f"and i64 %terms, {-2}")
+
+    def pack(k: str, is_whole: bool) -> None:
+        low, high = _interleave(f, k, mask, is_whole)
         block = f.mul(f.write(f"lshr i64 {k}, {PANEL.bit_length() - 1}"), BLOCK)
         line = f.mul(f.write(f"and i64 {k}, {PANEL - 1}"), LINE // 2)
         target = f.gep(f.gep("%to", block), line)
         f.store(low, target)
         f.store(high, f.gep(target, TILE))
+
+    with f.loop(0, even, 2) as k:
+        pack(k, True)
+    with f.loop(even, end, 2) as k:
+        pack(k, False)
     return f
 
 
-def _interleave(f: _TileWriter, k: str, mask: str) -> tuple[str, str]:
-    """Write two terms of 32 lines, pair by pair: of the first and of the second tile's lines."""
+def _interleave(f: TileWriter, k: str, mask: str, is_whole: bool = False) -> tuple[str, str]:
+    """Write two terms of 32 lines, pair by pair: of the first and of the second tile's lines.
+
+    Args:
+        is_whole: whether both terms exist.
+    """
     rows = []
     for i in range(2):
         term = f.add(k, i)
-        exists = f.keep_if(f.compare("slt", term, "%terms"), mask)
+        exists = mask if is_whole else f.keep_if(f.compare("slt", term, "%terms"), mask)
         rows.append(f.masked_load(f.gep("%from", f.mul(term, "%next")), exists))
     low, high = (
         f.shuffle(
@@ -129,7 +140,7 @@ def _interleave(f: _TileWriter, k: str, mask: str) -> tuple[str, str]:
 
 def write_pack_columns() -> FunctionWriter:
     """Write the packing of columns of a right operand whose terms are neighbours."""
-    f = _TileWriter("pack_columns")
+    f = TileWriter("pack_columns")
     there = [f.compare("sgt", "%lines", c) for c in range(PANEL)]
     with f.loop(0, "%terms", PANEL) as k:
         mask = f.first_lanes(f.sub("%terms", k))
@@ -147,7 +158,7 @@ def write_pack_columns() -> FunctionWriter:
 
 def write_pack_turned_rows() -> FunctionWriter:
     """Write the packing of rows of a left operand whose rows are neighbours."""
-    f = _TileWriter("pack_turned_rows")
+    f = TileWriter("pack_turned_rows")
     mask = f.first_lanes("%lines")
     with f.loop(0, "%terms", PANEL) as k:
         target = f.gep("%to", f.mul(k, LINE))
@@ -155,26 +166,4 @@ def write_pack_turned_rows() -> FunctionWriter:
             pairs = [_interleave(f, f.add(k, 2 * i), mask)[tile] for i in range(SIDE)]
             for number, words in enumerate(f.transpose_words(pairs)):
                 f.store_words(words, f.gep(target, dealt_line(tile, number) * LINE))
-    return f
-
-
-def write_round() -> FunctionWriter:
-    """Write the rounding of four tiles of sums to bfloat16 rows of the result."""
-    f = _TileWriter("round", ["ptr %from", "ptr %to", "i64 %next", "i64 %rows", "i64 %columns"])
-    sums, halves = f"<{SIDE} x float>", f"<{PANEL} x bfloat>"
-    name = "@llvm.x86.avx512bf16.cvtne2ps2bf16.512"
-    f.declared[f"declare {halves} {name}({sums}, {sums})"] = None
-    mask = f.first_lanes("%columns")
-    order = [SIDE * (c // 4 % 2) + 4 * (c // 8) + c % 4 for c in range(PANEL)]  # undeals lines
-    with f.loop(0, "%rows") as row:
-        tiles = f.mul(f.write(f"lshr i64 {row}, {SIDE.bit_length() - 1}"), 2 * TILE)
-        line = f.gep("%from", f.add(tiles, f.mul(f.write(f"and i64 {row}, {SIDE - 1}"), LINE)))
-        first, second = (
-            f.write(f"load {sums}, ptr {f.gep(line, tile * TILE)}, align {LINE}")
-            for tile in range(2)
-        )
-        rounded = f.write(f"call {halves} {name}({sums} {second}, {sums} {first})")
-        bits = f.write(f"bitcast {halves} {rounded} to {_HALVES}")
-        value = f.shuffle(bits, "poison", order)
-        f.masked_store(value, f.gep("%to", f.mul(row, "%next")), mask)
     return f

@@ -46,7 +46,7 @@ class Recording(Protocol):
     def is_between_parts(self, recorder: CallRecorder) -> bool:
         """Return True if a recorder is not that of a share."""
 
-    def add_parts(self, part: Callable[[int], None], parts: int) -> None:
+    def add_parts(self, part: Callable[[int], None], parts: int, keeps_sizes: bool = True) -> None:
         """Append a stage of part(0) to part(parts - 1), which threads may run in any order."""
 
     def scratch(self, slot: str, shape: tuple[int, ...], dtype: Any) -> Any:
@@ -62,12 +62,17 @@ class CallRecorder:
     Args:
         share: number of the share.
         recording: the recording of a whole kernel that the calls belong to.
+        keeps_sizes: False: memory for another size takes the place of the last, as it does when
+            each part runs at once.
     """
 
-    def __init__(self, share: int, recording: Recording | None = None) -> None:
+    def __init__(
+        self, share: int, recording: Recording | None = None, keeps_sizes: bool = True
+    ) -> None:
         self.calls: list[RecordedCall] = []
         self.recording = recording
         self._share = share
+        self._keeps_sizes = keeps_sizes
         self._kept: list[Any] = []
         self._sizes: dict[str, list[int]] = {}
         self._outer: CallRecorder | None = None
@@ -87,6 +92,8 @@ class CallRecorder:
 
     def slot(self, name: str, nbytes: int) -> str:
         """Return the name of this share's scratch memory of a name and size."""
+        if not self._keeps_sizes:
+            return f"{name}, share {self._share}"
         sizes = self._sizes.setdefault(name, [])
         if nbytes not in sizes:
             sizes.append(nbytes)

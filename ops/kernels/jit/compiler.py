@@ -7,7 +7,6 @@ engine does not share its target machine. Compiling holds a lock of LLVM's own.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from functools import cache, cached_property
 from itertools import pairwise
 from typing import Any
 
+from graphflow.base.digest import sha256
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import CompileError
 from graphflow.ops.kernels.jit.object_cache import ObjectCache
@@ -325,7 +325,7 @@ def name_module(body: str, needs: Sequence[str] | str) -> tuple[str, str]:
         CompilationLimitExceeded: this thread writes more than `limit_compilation` allows.
     """
     text = f"{needs}\n{body}"
-    name = f"graphflow_{hashlib.sha256(text.encode()).hexdigest()[:32]}"
+    name = f"graphflow_{sha256(text.encode()).hex()[:32]}"
     allowance = _allowance.get()
     if allowance is not None and name not in allowance.names:
         allowance.names.add(name)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 from typing import Any, NoReturn
@@ -164,13 +164,13 @@ class KernelRecording:
         """Return True if a recorder is not that of a share."""
         return recorder is self._between
 
-    def add_parts(self, part: Callable[[int], None], parts: int) -> None:
+    def add_parts(self, part: Callable[[int], None], parts: int, keeps_sizes: bool = True) -> None:
         """Append a stage of part(0) to part(parts - 1), which threads may run in any order."""
         self._end_serial_stage()
         count = max(1, min(self.threads, parts))
         shares: list[CallRecorder] = []
         for share in range(count):
-            recorder = CallRecorder(share, self)
+            recorder = CallRecorder(share, self, keeps_sizes)
             with recorder:
                 for i in range(parts * share // count, parts * (share + 1) // count):
                     part(i)
@@ -197,10 +197,7 @@ class KernelRecording:
     @property
     def slots(self) -> dict[str, int]:
         """The bytes of each slot of scratch memory (`scratch_memory.py`), outside a recording."""
-        found: dict[str, int] = {}
-        for slot, nbytes in self._scratch:
-            found[slot] = max(nbytes, found.get(slot, 0))
-        return found
+        return largest_slots(self._scratch, self.threads)
 
     def _check_pointers(self) -> None:
         """Check that each pointer leads to a stand-in or to memory that the recording keeps.
@@ -224,6 +221,16 @@ class KernelRecording:
         for stage in self.stages:
             for share in stage:
                 yield from share
+
+
+def largest_slots(used: Iterable[tuple[str, int]], threads: int) -> dict[str, int]:
+    """Return the largest of the bytes of each slot. One thread has no shares with slots of their
+    own."""
+    found: dict[str, int] = {}
+    for slot, nbytes in used:
+        name = slot.partition(",")[0] if threads == 1 else slot
+        found[name] = max(nbytes, found.get(name, 0))
+    return found
 
 
 def region(number: int) -> int:

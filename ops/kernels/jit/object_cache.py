@@ -9,13 +9,12 @@ go first.
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from graphflow.base.digest import sha256
 from graphflow.base.environment import folder_setting, home_folder
 from graphflow.base.lazy_dataclass import dataclass
 
@@ -25,7 +24,7 @@ LIMIT = 64 << 20
 _SUFFIX = ".kernel"
 _TOGETHER = ".kernels"  # code of several entries, which name this file
 _ELSEWHERE = b"graphflow: in "
-_DIGEST = hashlib.sha256().digest_size
+_DIGEST = 32  # bytes of a SHA-256 digest
 
 
 def cache_folder() -> Path:
@@ -90,7 +89,7 @@ class ObjectCache:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
             if len(keys) > 1:
-                place = self.folder / f"{hashlib.sha256(data).hexdigest()}{_TOGETHER}"
+                place = self.folder / f"{sha256(data).hex()}{_TOGETHER}"
                 self._write(place, data)
                 data = _ELSEWHERE + place.name.encode()
             for key in keys:
@@ -107,7 +106,7 @@ class ObjectCache:
         except OSError:
             return None
         digest, data = content[:_DIGEST], content[_DIGEST:]
-        if not data or hashlib.sha256(data).digest() != digest:
+        if not data or sha256(data) != digest:
             with suppress(OSError):
                 path.unlink()
             return None
@@ -116,10 +115,12 @@ class ObjectCache:
         return data
 
     def _write(self, path: Path, data: bytes) -> None:
-        handle, beside = tempfile.mkstemp(dir=self.folder, suffix=".tmp")
+        from tempfile import mkstemp  # slow to load, and only for new code
+
+        handle, beside = mkstemp(dir=self.folder, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
-                file.write(hashlib.sha256(data).digest() + data)
+                file.write(sha256(data) + data)
             os.replace(beside, path)
         except BaseException:
             with suppress(OSError):
@@ -156,7 +157,7 @@ class ObjectCache:
         return CacheUsage(self.folder, entries, nbytes), refused
 
     def _path(self, key: str) -> Path:
-        return self.folder / f"{hashlib.sha256(key.encode()).hexdigest()}{_SUFFIX}"
+        return self.folder / f"{sha256(key.encode()).hex()}{_SUFFIX}"
 
     def _paths(self) -> list[Path]:
         kept = (_SUFFIX, _TOGETHER, ".tmp")

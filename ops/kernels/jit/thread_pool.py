@@ -221,7 +221,7 @@ def run_parts(part: Part, parts: int) -> None:
     """Run part(0) to part(parts - 1) on the current pool, or in order without one."""
     pool, recorder = current_pool(), current_recorder()
     if recorder is not None:
-        _record_parts(recorder, part, parts)
+        _record_parts(recorder, part, parts, are_native=False)
     elif pool is None:
         _run_alone(part, parts)
     else:
@@ -253,11 +253,11 @@ def run_native_parts(part: Part, parts: int) -> None:
     pool.run_entries(np.array(words, np.int64), shares)
 
 
-def _record_parts(recorder: CallRecorder, part: Part, parts: int) -> None:
+def _record_parts(recorder: CallRecorder, part: Part, parts: int, are_native: bool = True) -> None:
     """Collect the calls of parts: as a stage of a recorded kernel, or within a share."""
     recording = recorder.recording
     if recording is not None and recording.is_between_parts(recorder):
-        recording.add_parts(part, parts)
+        recording.add_parts(part, parts, are_native or recording.keeps_calls)
     else:
         _run_alone(part, parts)
 

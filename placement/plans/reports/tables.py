@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from html import escape
 from unicodedata import east_asian_width
 
 from graphflow.base.formatting import show_seconds
+from graphflow.base.html_escape import escape
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.placement.view.text import printable
 

@@ -9,11 +9,11 @@ to show forty. bokeh is an extra and loads when a page is drawn; the SVG drawing
 
 from __future__ import annotations
 
-from html import escape
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 
 from graphflow.base.formatting import show_bytes, show_count, show_seconds, time_unit
+from graphflow.base.html_escape import escape
 from graphflow.errors import PlanError
 from graphflow.placement.plans.reports.plan_notices import constraints, ports
 from graphflow.placement.plans.reports.report import DeviceUse, device_uses, shown_devices

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import graphflow as gf
+from tests.loaded import ROOT
 
 Case = tuple[list[Any], dict[Any, Any]]
 RANDOM = np.random.default_rng(0)
@@ -168,6 +171,21 @@ def test_a_plan_without_a_session_predicts_the_same() -> None:
     with gf.Session() as s:
         s.run(fetches, feeds)
         assert dict(planned.peak_memory) == {n: m.predicted for n, m in s.memory().items()}
+
+
+def test_a_process_without_a_session_predicts_the_same() -> None:
+    program = (
+        "import graphflow as gf; x = gf.placeholder('float32', (16, 64, 32, 32));"
+        "w = gf.placeholder('float32', (64, 64, 3, 3)); y = gf.nn.conv2d(x, w, padding=1);"
+        "print(dict(gf.plan([y], gf.Cluster.here(['cpu:0'], threads=2)).peak_memory))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    x = gf.placeholder("float32", (16, 64, 32, 32))
+    w = gf.placeholder("float32", (64, 64, 3, 3))
+    here = gf.plan([gf.nn.conv2d(x, w, padding=1)], gf.Cluster.here(["cpu:0"], threads=2))
+    assert done.stdout == f"{dict(here.peak_memory)}\n"
 
 
 def test_devices_beside_each_other_have_figures_of_their_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,8 @@ from hypothesis import strategies as st
 
 import graphflow as gf
 from graphflow.ir.op import Tensor
+from graphflow.ops.kernels.gemm import native_product
+from graphflow.ops.kernels.jit import scratch_memory
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import memory_use
@@ -35,18 +38,16 @@ class Convolution(NamedTuple):
     padding: int
     dilation: int
 
-    def fetches(self) -> list[Tensor]:
+    def fetches(self, dtype: str = "float32") -> list[Tensor]:
         """Return the result and both gradients."""
         rank = len(self.space)
-        x = gf.placeholder("float32", (self.images, self.groups * self.inputs, *self.space))
-        w = gf.placeholder(
-            "float32", (self.groups * self.outputs, self.inputs, *[self.kernel] * rank)
-        )
+        x = gf.placeholder(dtype, (self.images, self.groups * self.inputs, *self.space))
+        w = gf.placeholder(dtype, (self.groups * self.outputs, self.inputs, *[self.kernel] * rank))
         y = gf.nn.conv(
             x, w, stride=self.stride, padding=self.padding, dilation=self.dilation,
             groups=self.groups,
         )  # fmt: skip
-        g = gf.placeholder("float32", y.shape)
+        g = gf.placeholder(dtype, y.shape)
         return [y, *gf.gradients(gf.sum(y * g), [x, w])]
 
 
@@ -86,6 +87,28 @@ def test_kernels_of_convolutions_take_what_is_predicted(case: Convolution, threa
     assert predicted == program.memory.shared_scratch == max(asked, default=0)
     assert backend.shared_scratch(0).nbytes == predicted
     backend.close()
+
+
+@given(convolutions(), st.sampled_from(["float64", "float16"]))
+@settings(max_examples=60)
+def test_kernels_that_run_as_python_keep_what_is_predicted(case: Convolution, dtype: str) -> None:
+    part = alone(*case.fetches(dtype))
+    program = compile_program(part)
+    feeds = {
+        part.graph.names[n]: np.ones(n.outputs[0].spec.shape, dtype)  # type: ignore[arg-type]
+        for n in part.graph.of_op("placeholder")
+    }
+    kept: list[int] = []
+
+    def run() -> None:
+        program.compute(feeds, 1, 0)
+        kept.extend(buffer.nbytes for buffer in scratch_memory._local.__dict__.values())
+        kept.append(max(0, getattr(native_product._thread_local, "nbytes", 0)))
+
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert sum(kept) <= program.memory.kept_scratch <= 1.5 * sum(kept)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 8])

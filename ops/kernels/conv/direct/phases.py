@@ -1,4 +1,6 @@
-"""Gradients in the input of strided convolutions of few channels, which are transposed ones, too.
+"""Gradients in the input of strided convolutions of few channels in a group.
+
+Forward steps of transposed convolutions are such gradients, too.
 
 With stride s, positions r, r + s, r + 2s, … of the input (a phase) see the same taps of the weight,
 every s-th one. So a phase is a convolution of stride 1 of the cotangent with these taps: a direct
@@ -55,43 +57,51 @@ def axis_phases(n: int, kernel: int, stride: int, before: int, dilation: int) ->
     return found
 
 
-def input_gradient(out: Any, g: Any, w: Any, windows: Windows) -> None:
-    """Write out[n, c, p·stride - before + k·dilation] += w[o, c, k] · g[n, o, p], from zeros."""
+def input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int) -> None:
+    """Write out[n, c, p·stride - before + k·dilation] += w[o, c, k] · g[n, o, p], from zeros.
+
+    With groups, c counts the input's channels in the group of o.
+    """
     g, w = as_contiguous(g), as_contiguous(w)
     kernel, stride, before, dilation, _ = windows
     axes = zip(out.shape[2:], kernel, stride, before, dilation, strict=True)
     for phases in product(*(axis_phases(*axis) for axis in axes)):
-        taps = _turned_taps(w, phases, stride)
+        taps = _turned_taps(w, groups, phases, stride)
         sizes = tuple(phase.out for phase in phases)
         results = scratch(np, "phase", (*out.shape[:2], *sizes), out.dtype)
         own = Windows(
             tuple(phase.kernel for phase in phases), (1,) * len(phases),
             tuple(phase.before for phase in phases), dilation, sizes,
         )  # fmt: skip
-        direct.convolve(results, g, taps, own, 1)
+        direct.convolve(results, g, taps, own, groups)
         _spread(out, results, phases, stride)
 
 
-def _turned_taps(w: Any, phases: tuple[StridePhase, ...], stride: Ints) -> Any:
-    """Return a phase's taps (c, o, *kernel), turned round, in scratch memory."""
+def _turned_taps(w: Any, groups: int, phases: tuple[StridePhase, ...], stride: Ints) -> Any:
+    """Return a phase's taps (c, o, *kernel), turned round, in scratch memory.
+
+    With groups, c counts all channels and o those of its group.
+    """
     outputs, inputs, *kernel = w.shape
+    outputs //= groups
     sizes = [phase.kernel for phase in phases]
     taps, seen = math.prod(kernel) * 4, math.prod(sizes) * 4
-    result = scratch(np, "phase taps", (inputs, outputs, *sizes), w.dtype)
+    result = scratch(np, "phase taps", (groups * inputs, outputs, *sizes), w.dtype)
     rows, columns = (1, *sizes)[-2:]
     down, right = (1, *stride)[-2:]
     last = [phase.tap + (phase.kernel - 1) * s for phase, s in zip(phases, stride, strict=True)]
     y, x = (0, *last)[-2:]
     width = kernel[-1] * 4
+    # One call copies the channels of a group, or those of all groups if each has one.
+    calls, units, apart = (1, groups, outputs * taps) if inputs == 1 else (groups, inputs, taps)
     counts = (
-        outputs, rows, columns, -down * width, inputs * taps, taps,
+        outputs, rows, columns, -down * width, inputs * taps, apart,
         columns * 4, seen, outputs * seen, -right * 4, 0,
     )  # fmt: skip
-    target = operand_place(result)
-    call_native(
-        copy_rows("gather"), (operand_place(w) + y * width + x * 4, target, target), counts,
-        0, inputs,
-    )  # fmt: skip
+    for group in range(calls):
+        source = operand_place(w) + group * outputs * inputs * taps + y * width + x * 4
+        target = operand_place(result) + group * outputs * inputs * seen
+        call_native(copy_rows("gather"), (source, target, target), counts, 0, units)
     return result
 
 

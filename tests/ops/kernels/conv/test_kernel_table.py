@@ -49,6 +49,10 @@ CASES = {
     "few on both sides": (shape((16, 24), 32, 3), "direct direct winograd"),
     "1x1": (shape((128, 128), 28, 1), "pointwise pointwise pointwise"),
     "depthwise": (shape((128, 128), 28, 3, groups=128), "direct direct direct"),
+    "depthwise, strided": (shape((128, 128), 28, 3, groups=128, stride=2), "direct direct direct"),
+    "depthwise, strided, 5x5": (
+        shape((128, 128), 28, 5, groups=128, stride=2), "direct phases direct"
+    ),
     "depthwise, 3 axes": (
         shape((8, 8), 9, 3, rank=3, groups=8), "implicit_gemm implicit_gemm implicit_gemm"
     ),

@@ -83,6 +83,13 @@ def test_products_of_several_blocks_and_chunks(
 
 
 @needs_amx
+def test_scratch_memory_of_wide_products_is_bounded() -> None:
+    wide, wider = (plan_half_product((512, 4096), (4096, n)) for n in (1 << 16, 1 << 20))
+    assert wide is not None and wider is not None
+    assert wide.scratch < 100 << 20 and wider.scratch < 2 << 20
+
+
+@needs_amx
 @pytest.mark.parametrize("flags", FLAGS)
 def test_batches_broadcast(flags: tuple[bool, bool]) -> None:
     a, b = operands(20, 33, 9, flags, (2, 3))

@@ -32,12 +32,15 @@ def test_results_are_those_of_im2col_in_float64(seed: int) -> None:
     random = np.random.default_rng(seed)
     space, windows = draw_windows(random, 1 + seed % 2)
     images, inputs, outputs = (int(n) for n in random.integers(1, (5, 5, 12)))
+    groups = (1, 1, 3, inputs)[seed % 4]
+    inputs = inputs if seed % 4 == 3 else groups * inputs
+    outputs *= groups
     g = random.normal(size=(images, outputs, *windows.out))
-    w = random.normal(size=(outputs, inputs, *windows.kernel))
+    w = random.normal(size=(outputs, inputs // groups, *windows.kernel))
     expected = np.empty((images, inputs, *space))
-    im2col.input_gradient(np, expected, g, w, windows, 1)
+    im2col.input_gradient(np, expected, g, w, windows, groups)
     found = np.full(expected.shape, np.nan, "float32")
-    phases.input_gradient(found, g.astype("float32"), w.astype("float32"), windows)
+    phases.input_gradient(found, g.astype("float32"), w.astype("float32"), windows, groups)
     assert np.allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
