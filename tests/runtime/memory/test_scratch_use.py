@@ -92,7 +92,7 @@ def test_kernels_of_convolutions_take_what_is_predicted(case: Convolution, threa
 @given(convolutions(), st.sampled_from(["float64", "float16"]))
 @settings(max_examples=60)
 def test_kernels_that_run_as_python_keep_what_is_predicted(case: Convolution, dtype: str) -> None:
-    part = alone(*case.fetches(dtype))
+    part = make_partition(*case.fetches(dtype))
     program = compile_program(part)
     feeds = {
         part.graph.names[n]: np.ones(n.outputs[0].spec.shape, dtype)  # type: ignore[arg-type]
