@@ -4,7 +4,7 @@
 
 Each step runs in a process of its own. A first session compiles the kernels and is closed, so the
 growth is that of a second one: variables, arena, scratch memory, layouts, and Python objects. Feeds
-are there before, and do not count. "Without scratch" is the prediction without the scratch memory of
+are there before, and do not count. The last column is the prediction without the scratch memory of
 kernels.
 """
 
