@@ -40,10 +40,6 @@ class TileWriter(FunctionWriter):
         super().__init__(f"amx_{name}", parameters, "i16", PANEL)
         self.zero = "zeroinitializer"
 
-    def both(self, a: str, b: str) -> str:
-        """Write the lanes that two masks have in common."""
-        return self.write(f"and {self.mask} {a}, {b}")
-
     def keep_if(self, condition: str, mask: str) -> str:
         """Write a mask, or one without lanes if a condition does not hold."""
         return self.write(f"select i1 {condition}, {self.mask} {mask}, {self.mask} zeroinitializer")
