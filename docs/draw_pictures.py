@@ -1,13 +1,15 @@
-"""Draw the pictures of README.md that real runs make: images/recovery.svg, training.svg, speed.svg.
+"""Draw the pictures of README.md and docs that real runs make, as images/NAME.svg.
 
     pip install '.[demo]'
-    python docs/draw_pictures.py recovery training
+    python docs/draw_pictures.py recovery training status trace
     python benchmarks/processes/comparison.py --parts steps --output comparison.json
     python docs/draw_pictures.py speed --figures comparison.json
 
 - recovery: the loss over seconds without a fault, and with a worker that is killed three times.
 - training: the curve of examples/digits_cnn.py.
 - speed: training steps beside other libraries, of the files that the benchmark wrote.
+- status: the tables of `graphflow status` while two workers train.
+- trace: the table of edges of a traced training.
 """
 
 from __future__ import annotations
@@ -19,13 +21,17 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 DOCS = Path(__file__).resolve().parent
 IMAGES = DOCS / "images"
@@ -35,6 +41,7 @@ sys.path[:0] = [str(DOCS.parent), str(EXAMPLES)]
 import graphflow as gf  # noqa: E402
 from graphflow.placement.view.line_chart import LineChart, draw_lines  # noqa: E402
 
+BOLD, NO_BREAK_SPACE = ' style="font-weight: 700"', "\N{NO-BREAK SPACE}"  # SVG joins other spaces
 STEPS, KILLED_AT, EVERY = 200, (50, 100, 150), 10
 COLOURS = {"graphflow": "#2f6fde", "torch": "#d9622b", "torch.compile": "#e8a37f",
            "jax": "#2c9a5b", "tensorflow": "#a23fb5"}  # fmt: skip
@@ -128,8 +135,73 @@ def bars(title: str, groups: Mapping[str, Mapping[str, float]]) -> str:
     )
 
 
+def draw_status(_: Sequence[Path]) -> str:
+    """Ask two workers for their status while a thread trains on them."""
+    with open_training() as (session, run_step):
+        ends = threading.Event()
+
+        def train() -> None:
+            while not ends.is_set():
+                run_step()
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        try:
+            time.sleep(3.0)
+            addresses = [str(worker.address) for worker in session.workers]
+            command = [sys.executable, "-m", "graphflow", "status", *addresses]
+            done = subprocess.run(command, check=True, capture_output=True, text=True)
+        finally:
+            ends.set()
+            thread.join()
+    return draw_text("graphflow status", done.stdout)
+
+
+def draw_trace(_: Sequence[Path]) -> str:
+    """Trace twenty training steps over two workers."""
+    with open_training() as (session, run_step), session.trace() as trace:
+        for _ in range(20):
+            run_step()
+    return draw_text("print(trace)", str(trace))
+
+
+@contextmanager
+def open_training() -> Iterator[tuple[gf.Session, Callable[[], object]]]:
+    """Open a session on two workers that have every other layer; yield it and its step."""
+    x = h = gf.placeholder("float32", (None, 256), name="x")
+    for number in range(6):
+        with gf.device(f"/worker:{number % 2}"):
+            h = gf.tanh(h @ gf.variable(gf.init.glorot((256, 256)), name=f"w{number}"))
+    loss = gf.mean(gf.square(h - x))
+    train = gf.optim.SGD(0.1).minimize(loss)
+    rows = np.random.default_rng(0).normal(size=(256, 256)).astype("float32")
+    with gf.Session(gf.Cluster.local(workers=2, threads=1), trial=False) as session:
+        yield session, lambda: session.run([loss, train], {x: rows})
+
+
+def draw_text(title: str, text: str) -> str:
+    """Return lines of text as a terminal shows them; headings, which are not indented, are bold."""
+    lines = [line.rstrip().replace(" ", NO_BREAK_SPACE) for line in text.rstrip().splitlines()]
+    width, height = 24 + 7.3 * max(map(len, lines)), 24 + 18 * len(lines)
+    drawn = [
+        f'<text x="12" y="{26 + 18 * number}"{BOLD * (line[0] != NO_BREAK_SPACE)}>'
+        f"{escape(line)}</text>"
+        for number, line in enumerate(lines)
+        if line
+    ]
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height}" '
+        f'viewBox="0 0 {width:.0f} {height}" role="img">\n<title>{escape(title)}</title>\n'
+        "<style>text { font: 12px 'DejaVu Sans Mono', Menlo, Consolas, monospace; "
+        "fill: #1c2733 }</style>\n"
+        '<rect width="100%" height="100%" rx="10" fill="#fff"/>\n'
+        + "\n".join([*drawn, "</svg>", ""])
+    )
+
+
 PICTURES: dict[str, Callable[[Sequence[Path]], str]] = {
     "recovery": draw_recovery, "training": draw_training, "speed": draw_speed,
+    "status": draw_status, "trace": draw_trace,
 }  # fmt: skip
 
 

@@ -65,10 +65,10 @@ def test_a_folder_in_a_home_is_found_and_one_in_nobodys_home_is_refused(
 def test_a_user_without_a_home_has_no_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a container with a number for a user: there Python knows of no home."""
 
-    def homeless() -> Path:
+    def raise_no_home() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.setattr(Path, "home", raise_no_home)
     for name in ("GRAPHFLOW_KEYS", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
     assert Keyring().folder == Path("/.config/graphflow/keys")

@@ -251,7 +251,7 @@ def told_by(workers: tuple[str, str], waits: str) -> list[tuple[WorkerAddress, d
     return answers
 
 
-def whole(text: str) -> str:
+def remove_spaces(text: str) -> str:
     """Without what lies between the lines on which something goes on."""
     return "".join(text.split())
 
@@ -272,7 +272,7 @@ def test_all_that_is_told_is_shown_on_terminals_of_any_width(width: int, host: s
         f"host-1.of.a.long.domain.example, process 12346, cpu:0, cpu:1, version {gf.__version__}",
         *(f"{index} at {host}:{7001 + index}" for index in (0, 1)),
     ]  # fmt: skip
-    assert [value for value in values if whole(value) not in whole(text)] == []
+    assert [value for value in values if remove_spaces(value) not in remove_spaces(text)] == []
 
 
 def test_what_there_is_room_for_is_a_table_and_else_some_lines_for_each() -> None:

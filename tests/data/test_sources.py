@@ -19,7 +19,7 @@ _random = np.random.default_rng(0)
 A, B, C = np.arange(ROWS), _random.normal(size=ROWS), _random.normal(size=(ROWS, 3))
 
 
-def whole(data: gf.data.Dataset, size: int = 64) -> dict[str, Array]:
+def join_batches(data: gf.data.Dataset, size: int = 64) -> dict[str, Array]:
     """Return all rows in batches, joined."""
     batches = list(data.batch(size))
     return {name: np.concatenate([b[name] for b in batches]) for name in batches[0]}
@@ -35,9 +35,9 @@ def test_arrays_of_npy_files_are_mapped_and_npz_is_read(tmp_path: Path) -> None:
     np.save(tmp_path / "c.npy", C)
     np.savez(tmp_path / "t.npz", a=A, c=C)
     data = gf.data.npy(x=tmp_path / "c.npy")
-    assert np.array_equal(whole(data)["x"], C)
+    assert np.array_equal(join_batches(data)["x"], C)
     assert isinstance(data.source._columns["x"], np.memmap)  # type: ignore[attr-defined]
-    found = whole(gf.data.npz(tmp_path / "t.npz").shuffle(1))
+    found = join_batches(gf.data.npz(tmp_path / "t.npz").shuffle(1))
     assert np.array_equal(found["c"], C[found["a"]])
     for make in (lambda: gf.data.npy(x="none.npy"), lambda: gf.data.npz(tmp_path / "c.npy")):
         with pytest.raises(ArgumentError, match=r"gf\.data\.np[yz]"):
@@ -78,9 +78,9 @@ def test_a_file_in_blocks_gives_its_rows_in_any_order(kind: str, tmp_path: Path)
     data = write_table(tmp_path, kind)
     source: Any = data.source
     assert len(source) == ROWS and len(source.starts) > 5
-    found = whole(data)
+    found = join_batches(data)
     assert np.array_equal(found["a"], A) and np.array_equal(found["b"], B)
-    mixed = whole(data.shuffle(3, blocks=3))
+    mixed = join_batches(data.shuffle(3, blocks=3))
     assert np.array_equal(mixed["b"], B[mixed["a"]]) and not np.array_equal(mixed["a"], A)
     assert source._bytes <= 20_000 or len(source._kept) == 1
     if "c" in mixed:
@@ -92,8 +92,8 @@ def test_several_files_by_a_pattern_and_some_columns(tmp_path: Path) -> None:
     for part in range(3):
         (tmp_path / f"part-{part}.csv").write_text(f"a,b\n{part},x\n{part + 10},y\n")
     data = gf.data.csv(tmp_path / "part-*.csv", columns=["a"])
-    assert whole(data) == {"a": pytest.approx([0, 10, 1, 11, 2, 12])}
-    words = whole(gf.data.csv(tmp_path / "part-0.csv"))["b"]
+    assert join_batches(data) == {"a": pytest.approx([0, 10, 1, 11, 2, 12])}
+    words = join_batches(gf.data.csv(tmp_path / "part-0.csv"))["b"]
     assert words.tolist() == ["x", "y"] and words.dtype.kind == "U"
 
 
@@ -114,7 +114,7 @@ def test_a_broken_line_of_csv_is_named(text: str, message: str, tmp_path: Path) 
     file = tmp_path / "t.csv"
     file.write_text(text)
     with pytest.raises(ArgumentError, match=message):
-        whole(gf.data.csv(file))
+        join_batches(gf.data.csv(file))
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -123,7 +123,7 @@ def test_a_broken_line_of_json_is_named(tmp_path: Path) -> None:
     file = tmp_path / "t.jsonl"
     file.write_text('{"a": 1}\n' * 500 + '{"a": 2,\n')
     with pytest.raises(ArgumentError, match=r"t\.jsonl', line 501: JSON parse error"):
-        whole(gf.data.json_lines(file))
+        join_batches(gf.data.json_lines(file))
 
 
 def test_missing_files_columns_and_changes_are_told(tmp_path: Path) -> None:
@@ -152,12 +152,12 @@ def test_images_of_a_folder_have_the_number_of_their_class(tmp_path: Path) -> No
             pixels = np.full((8, 10), grey, "uint8")
             image.fromarray(pixels).save(tmp_path / name / f"{number}.png")
     data = gf.data.images(tmp_path, size=(4, 5)).shuffle(0)
-    found = whole(data, 4)
+    found = join_batches(data, 4)
     assert found["image"].shape == (6, 3, 4, 5) and found["image"].dtype == "float32"
     assert np.array_equal(found["image"].mean((1, 2, 3)), found["label"])
     (tmp_path / "dog" / "bad.png").write_text("no image")
     with pytest.raises(ArgumentError, match=r"bad\.png' cannot be read"):
-        whole(gf.data.images(tmp_path, size=(4, 5)))
+        join_batches(gf.data.images(tmp_path, size=(4, 5)))
     with pytest.raises(ArgumentError, match="holds no images in folders"):
         gf.data.images(tmp_path / "cat")
 
@@ -176,10 +176,10 @@ class Items:
 
 
 def test_rows_one_by_one_become_columns() -> None:
-    found = whole(gf.data.wrap(Items(), names=["x", "label"]).shuffle(1), 2)
+    found = join_batches(gf.data.wrap(Items(), names=["x", "label"]).shuffle(1), 2)
     assert np.array_equal(found["x"][:, 0] * 10, found["label"])
     with pytest.raises(ArgumentError, match="hold 2 values, and there are 3 names"):
-        whole(gf.data.wrap(Items(), names=["x", "y", "z"]))
+        join_batches(gf.data.wrap(Items(), names=["x", "y", "z"]))
 
 
 def test_a_source_of_ones_own_needs_two_methods() -> None:
@@ -190,14 +190,14 @@ def test_a_source_of_ones_own_needs_two_methods() -> None:
         def __getitem__(self, indices: Array) -> dict[str, Array]:
             return {"x": indices, "y": indices**2}
 
-    found = whole(gf.data.Dataset(Squares()), 3)
+    found = join_batches(gf.data.Dataset(Squares()), 3)
     assert np.array_equal(found["y"], np.arange(10) ** 2)
 
 
 def test_tables_of_polars_are_read_by_lists_of_rows() -> None:
     polars = pytest.importorskip("polars", reason="pip install polars runs it")
     data = gf.data.wrap(polars.DataFrame({"a": A, "b": B})).shuffle(2)
-    found = whole(data)
+    found = join_batches(data)
     assert np.array_equal(found["b"], B[found["a"]])
 
 
@@ -212,7 +212,7 @@ def test_rows_of_svmlight_become_dense(tmp_path: Path) -> None:
     pytest.importorskip("sklearn", reason="pip install scikit-learn runs it")
     file = tmp_path / "t.svm"
     file.write_text("1 1:0.5 3:2\n-1 2:1\n")
-    found = whole(gf.data.svmlight(file))
+    found = join_batches(gf.data.svmlight(file))
     assert found["x"].tolist() == [[0.5, 0, 2], [0, 1, 0]] and found["y"].tolist() == [1, -1]
 
 

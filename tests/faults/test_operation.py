@@ -17,7 +17,7 @@ import pytest
 
 import graphflow as gf
 from graphflow.errors import ClusterError, WorkerLost
-from tests.faults.network.test_hosts import alone, results
+from tests.faults.network.test_hosts import results, train_in_one_process
 from tests.faults.recovery import training
 from tests.faults.running import Running, Worker, cluster_file, stop, took
 
@@ -62,7 +62,7 @@ def test_wall_clocks_that_jump_by_an_hour_have_no_effect(
     assert len(list((tmp_path / "c").glob("step-*"))) > 1, "of about two seconds"
     stop(two[1].pid)
     assert run.wait() == 0, run.describe_output()
-    assert results(run.lines) == alone(STEPS)
+    assert results(run.lines) == train_in_one_process(STEPS)
     took(46, "longest step, a worker frozen under wall clocks that jump", run.gap())
     assert 4.0 < run.gap() < 2 * 5.0
 
@@ -118,7 +118,7 @@ def test_a_session_whose_client_dies_harms_no_other(
     second.line("step 2 ")
     first.send(signal.SIGKILL)
     assert second.wait() == 0, second.describe_output()
-    assert results(second.lines) == alone(STEPS)
+    assert results(second.lines) == train_in_one_process(STEPS)
 
 
 @pytest.mark.fault(8)

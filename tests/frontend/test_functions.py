@@ -190,7 +190,7 @@ def test_a_checkpointed_function_is_computed_again_by_its_gradient() -> None:
 def test_a_checkpoint_needs_less_memory() -> None:
     x = gf.placeholder("float32", (64, 64))
 
-    def deep(a: gf.Tensor) -> gf.Tensor:
+    def build_deep_network(a: gf.Tensor) -> gf.Tensor:
         for _ in range(6):
             a = gf.sin(a) * 1.5
         return a
@@ -204,7 +204,7 @@ def test_a_checkpoint_needs_less_memory() -> None:
             s.run(g, {x: np.ones((64, 64), np.float32)})
         return max(trace.steps[-1].peak.values())
 
-    assert peak(gf.checkpoint(deep)) < 0.6 * peak(gf.function(deep))
+    assert peak(gf.checkpoint(build_deep_network)) < 0.6 * peak(gf.function(build_deep_network))
 
 
 def test_a_custom_vjp_is_the_gradient_to_second_order() -> None:

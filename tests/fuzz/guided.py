@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     given = parser.parse_args(arguments)
     chosen = targets()
 
-    def one(data: bytes) -> None:
+    def run_input(data: bytes) -> None:
         """An input; its first byte says which decoder it is for."""
         if data:
             found = soak.feed(chosen[data[0] % len(chosen)], data[1:])
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         for number, seed in enumerate(target.seeds):
             (CORPUS / f"seed-{at}-{number}").write_bytes(bytes([at]) + seed)
     options = [f"-runs={given.inputs}", f"-seed={given.number}", f"-max_len={LONGEST}"]
-    atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=4096", str(CORPUS)], one,
+    atheris.Setup([sys.argv[0], *options, "-rss_limit_mb=4096", str(CORPUS)], run_input,
                   custom_mutator=change)  # fmt: skip
     atheris.Fuzz()
 

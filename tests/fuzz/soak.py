@@ -104,7 +104,7 @@ def peak() -> int:
     return told if sys.platform == "darwin" else told * 1024
 
 
-def calm() -> None:
+def reset_peak() -> None:
     """Begin the peak anew, where the system lets us: what other tests took before hides nothing."""
     gc.collect()
     with suppress(OSError):
@@ -128,13 +128,13 @@ def run(chosen: Sequence[Target], count: int, first: int, told: float = 60.0) ->
     for target in chosen:
         for seed in target.seeds:
             feed(target, seed)
-    calm()
+    reset_peak()
     base = peak()
     while any(left.values()):
         for target in chosen:
             batch = min(WARMING, left[target.name])
             at = first + done[target.name]
-            calm()
+            reset_peak()
             before = peak()
             for number, data in inputs(target, range(at, at + batch)):
                 found = feed(target, data, number)

@@ -150,7 +150,7 @@ SAMPLES: list[Message] = [
 ]
 
 
-def some(kind: type[Message]) -> Message:
+def make_message(kind: type[Message]) -> Message:
     """A message of a kind, with the plainest values that its fields take."""
     hints = get_type_hints(kind)
     return kind(**{name: _plainest(hints[name]) for name in hints})
@@ -167,7 +167,7 @@ def _plainest(hint: Any) -> Any:
 
 
 KNOWN = {type(message) for message in SAMPLES}
-EVERY = [*SAMPLES, *(some(kind) for kind in KINDS.values() if kind not in KNOWN)]
+EVERY = [*SAMPLES, *(make_message(kind) for kind in KINDS.values() if kind not in KNOWN)]
 
 
 def envelope(sequence: int = 1, step: int = 0, origin: int = COORDINATOR) -> Envelope:
@@ -372,18 +372,23 @@ def replies() -> tuple[bytes, ...]:
     """What a coordinator sees: its own operations, links, and what two workers answer."""
     own = Welcome(1, OWN.version, OWN.wire, OWN.python, ["cpu:0"])
 
-    def both(number: int, message: Message, step: int = 0) -> list[Any]:
+    def letters_of_both(number: int, message: Message, step: int = 0) -> list[Any]:
         made = [letter(worker, number, message, step=step) for worker in (0, 1)]
         for worker, each in enumerate(made):
             each[3][2] = worker
         return made
 
-    start = [["link", 0, True], ["link", 1, True], ["begin", 0], *both(1, own)]
-    opened = [*start, ["begin", 1], *both(2, Ready(2))]
-    step = [*opened, ["begin", 3], *both(3, Done(4, [], {"cpu:0": 4}), 1), ["tick", 1.0]]
+    start = [["link", 0, True], ["link", 1, True], ["begin", 0], *letters_of_both(1, own)]
+    opened = [*start, ["begin", 1], *letters_of_both(2, Ready(2))]
+    step = [*opened, ["begin", 3], *letters_of_both(3, Done(4, [], {"cpu:0": 4}), 1), ["tick", 1.0]]
     late = [*opened, ["begin", 3], ["tick", 9.0], ["link", 0, False], ["tick", 9.0]]
-    spans = [*opened, ["begin", 3], *both(3, Spans(4, [("a", "b", 1, 2)]), 1), ["cancel"]]
-    every = [each for number, one in enumerate(EVERY, 3) for each in both(number, one)]
+    spans = [
+        *opened,
+        ["begin", 3],
+        *letters_of_both(3, Spans(4, [("a", "b", 1, 2)]), 1),
+        ["cancel"],
+    ]
+    every = [each for number, one in enumerate(EVERY, 3) for each in letters_of_both(number, one)]
     talks = (start, opened, step, late, spans, [*opened, *every])
     return tuple(msgpack.packb(each) for each in talks)
 

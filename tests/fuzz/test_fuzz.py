@@ -29,7 +29,7 @@ def test_a_decoder_takes_any_input(name: str) -> None:
     target = TARGETS[name]
     for seed in target.seeds:
         assert soak.feed(target, seed) is None
-    soak.calm()
+    soak.reset_peak()
     before, fed = soak.peak(), 0
     for number, data in soak.inputs(target, range(SHARES[name])):
         found = soak.feed(target, data, number)
@@ -111,7 +111,7 @@ def test_changes_keep_the_form_more_often_than_not() -> None:
     assert whole > 80
 
 
-def _bad(error: str) -> Target:
+def _make_bad_target(error: str) -> Target:
     def decoder(data: bytes) -> None:
         while error in ("computes", "waits"):
             if error == "waits":
@@ -128,7 +128,7 @@ def test_a_decoder_that_does_not_end_or_raises_something_else_is_found(
     monkeypatch.setattr(soak, "SECONDS", 0.1 if error == "computes" else 100.0)
     monkeypatch.setattr(soak, "HANGS", 0.1 if error == "waits" else 100.0)
     monkeypatch.setattr(soak, "REGRESSIONS", tmp_path)
-    monkeypatch.setattr(soak, "targets", lambda: [_bad(error)])
+    monkeypatch.setattr(soak, "targets", lambda: [_make_bad_target(error)])
     assert soak.main(["--inputs", "1"]) == 1
     (kept,) = tmp_path.iterdir()
     assert kept.name == "bad-1.bin"

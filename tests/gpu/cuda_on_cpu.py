@@ -114,8 +114,8 @@ def _folder() -> Path:
     return Path(tempfile.mkdtemp(prefix="cuda_on_cpu_"))
 
 
-class OnCpu:
-    """A compiled module, by its text.
+class EmulatedModule:
+    """A module of CUDA text that the CPU runs.
 
     Every launch may be made to wait: `launch` gives a function to call later.
     """

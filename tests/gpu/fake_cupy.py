@@ -26,7 +26,7 @@ import pytest
 from graphflow.placement.calibration import calibrate
 from graphflow.placement.calibration.measure_gpu import gpu_product
 from graphflow.placement.clusters.machine import machine_devices
-from tests.gpu.cuda_on_cpu import OnCpu
+from tests.gpu.cuda_on_cpu import EmulatedModule
 from tests.placement.speeds import profile, speeds
 
 _NOISE = 0xA5
@@ -300,7 +300,7 @@ def alloc_pinned_memory(size: int) -> Pinned:
     return memory
 
 
-def raw(value: Any) -> Any:
+def unwrap_arrays(value: Any) -> Any:
     """The same with arrays as numpy's own: work that is yet to run keeps no memory from a pool."""
     if isinstance(value, ndarray):
         if value.memory is None or not value.size:
@@ -308,16 +308,16 @@ def raw(value: Any) -> Any:
         start = value.__array_interface__["data"][0] - value.memory.ptr
         return np.ndarray(value.shape, value.dtype, value.memory.bytes, start, value.strides)
     if isinstance(value, tuple | list):
-        return type(value)(map(raw, value))
+        return type(value)(map(unwrap_arrays, value))
     if isinstance(value, dict):
-        return {k: raw(v) for k, v in value.items()}
+        return {k: unwrap_arrays(v) for k, v in value.items()}
     return value
 
 
-def fresh(value: Any) -> Any:
+def copy_to_device(value: Any) -> Any:
     """A result of numpy's in memory of the device's."""
     if isinstance(value, tuple | list):
-        return type(value)(map(fresh, value))
+        return type(value)(map(copy_to_device, value))
     if isinstance(value, np.ndarray | np.generic):
         made = ndarray(np.shape(value), value.dtype)
         made.view(np.ndarray)[...] = value
@@ -367,15 +367,15 @@ class ndarray(np.ndarray):
             return super().__getitem__(keys)
         if any(type(k) in (list, np.ndarray) for k in keys):
             _world.upload(8 * len(keys))
-        mine, key = raw(self), raw(key)
+        mine, key = unwrap_arrays(self), unwrap_arrays(key)
         anywhere = tuple(
             np.zeros_like(k) if isinstance(k, np.ndarray) and k.dtype != bool else k for k in keys
         )
-        return make_arrays("an index", lambda: mine[key], lambda: mine[raw(anywhere)])
+        return make_arrays("an index", lambda: mine[key], lambda: mine[unwrap_arrays(anywhere)])
 
     def __setitem__(self, key: Any, value: Any) -> None:
         _host_array(value)
-        mine, key, value = raw(self), raw(key), raw(value)
+        mine, key, value = unwrap_arrays(self), unwrap_arrays(key), unwrap_arrays(value)
         _world.enqueue(lambda: mine.__setitem__(key, value))
 
     def set(self, host: np.ndarray, stream: Any = None) -> None:
@@ -396,7 +396,7 @@ class ndarray(np.ndarray):
         return _call_numpy(np.array, (self,), {})
 
     def astype(self, dtype: Any, copy: bool = True, **rest: Any) -> Any:  # type: ignore[override]
-        mine = raw(self)
+        mine = unwrap_arrays(self)
         return make_arrays("a conversion", lambda: mine.astype(dtype))
 
     def sort(self, axis: int = -1, kind: Any = None) -> None:  # type: ignore[override]
@@ -430,13 +430,13 @@ def make_arrays(
     gives some of their sizes."""
     if _world.stream().collected is None:
         _world.settle(what)
-        return fresh(compute())
+        return copy_to_device(compute())
     with np.errstate(all="ignore"):
         found = (alike or compute)()  # of noise, for the sizes
     several = isinstance(found, tuple | list)
     places = [ndarray(np.shape(v), np.asarray(v).dtype) for v in (found if several else [found])]
 
-    targets = raw(places)
+    targets = unwrap_arrays(places)
 
     def run() -> None:
         with np.errstate(all="ignore"):
@@ -465,9 +465,9 @@ def _call_numpy(function: Any, args: Any, kwargs: Any) -> Any:
     out = kwargs.get("out")
     if out is None and function is not np.copyto:
         name = getattr(function, "__name__", str(function))
-        given, named = raw(args), raw(kwargs)
+        given, named = unwrap_arrays(args), unwrap_arrays(kwargs)
         return make_arrays(f"{name} makes an array", lambda: function(*given, **named))
-    given, named = raw(args), raw(kwargs)
+    given, named = unwrap_arrays(args), unwrap_arrays(kwargs)
     if function is np.copyto:
         _world.enqueue(lambda: np.copyto(*given, **named))
         return None
@@ -521,13 +521,13 @@ class Module:
     """Kernels of a source: what it is compiled to is itself here."""
 
     def load(self, code: bytes) -> None:
-        self._module = OnCpu(code.decode())
+        self._module = EmulatedModule(code.decode())
 
     def get_function(self, name: str) -> Callable[..., None]:
         def launch(grid: tuple[int, ...], block: tuple[int, ...], args: tuple[Any, ...]) -> None:
             assert all(isinstance(a, ndarray | np.uint64) for a in args)
             assert all(a.flags.c_contiguous for a in args if isinstance(a, ndarray))
-            given = raw(args)
+            given = unwrap_arrays(args)
             _world.launches += 1
             _world.enqueue(lambda: self._module.launch(name, grid[0], block[0], given))
 
@@ -547,7 +547,7 @@ def _asarray(a: Any, dtype: Any = None) -> Any:
     array = np.asarray(a, dtype)
     _world.upload(max(array.nbytes, 1))
     _world.settle("a copy from the host")
-    return fresh(array)
+    return copy_to_device(array)
 
 
 @contextmanager

@@ -91,7 +91,7 @@ def note_opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return opened
 
 
-def large(width: int = 256, layers: int = 3) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
+def build_large_model(width: int = 256, layers: int = 3) -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
     """A placeholder, a variable and a loss whose products are worth a GPU."""
     x = gf.placeholder("float32", (64, width), name="x")
     w = gf.variable(np.eye(width, dtype="float32"), name="w")
@@ -106,7 +106,7 @@ def test_a_graph_goes_to_the_gpu_where_that_is_faster_and_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = install(monkeypatch)
-    x, _, loss = large()
+    x, _, loss = build_large_model()
     with caplog.at_level(logging.INFO, "graphflow.session"), gf.Session() as session:
         assert session.cluster.devices == gf.Cluster.here().devices == (CPU, GPU)
         value = session.run(loss, {x: X})
@@ -141,7 +141,7 @@ def test_variables_that_a_small_graph_placed_follow_a_large_one_to_the_gpu(
 ) -> None:
     install(monkeypatch)
     calibrate.profile(["cpu"])
-    x, w, loss = large()
+    x, w, loss = build_large_model()
     v = gf.variable(np.zeros(2, "float32"), name="v")
     train = gf.optim.SGD(0.1).minimize(loss, [w])
     with gf.Session() as session:
@@ -178,7 +178,7 @@ def test_cupy_that_finds_no_driver_is_told_once_and_the_cpu_goes_on(
         raise fake_cupy.CUDARuntimeError("cudaErrorInsufficientDriver: too old")
 
     monkeypatch.setattr(fake_cupy.Runtime, call, staticmethod(fail))
-    x, _, loss = large()
+    x, _, loss = build_large_model()
     with pytest.warns(RuntimeWarning, match=r"CuPy .*InsufficientDriver.*goes on with the CPU"):
         assert gf.Cluster.here().devices == (CPU,)
     with warnings.catch_warnings(action="error"), gf.Session() as session:
@@ -193,7 +193,7 @@ def test_cupy_that_cannot_be_imported_is_told_and_the_cpu_goes_on(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "cupy", raising=False)
     machine_devices._is_cupy_installed.cache_clear()
-    x, _, loss = large()
+    x, _, loss = build_large_model()
     with gf.Session() as session, pytest.warns(RuntimeWarning, match="libcublas"):
         session.run(loss, {x: X})
     machine_devices._is_cupy_installed.cache_clear()
@@ -215,7 +215,7 @@ def test_a_gpu_that_fails_when_it_is_opened_is_left_out(
         monkeypatch.setattr(fake_cupy.Runtime, "memGetInfo", staticmethod(fail))
     else:
         monkeypatch.setattr(calibrate, "measure_machine", fail)
-    x, _, loss = large()
+    x, _, loss = build_large_model()
     with gf.Session() as session:
         value = session.run(loss, {x: X})
         assert session.cluster.devices == (CPU,)
@@ -236,7 +236,7 @@ def test_a_plan_without_a_session_leaves_out_gpus_that_cannot_be_measured(
         return make_profile(kinds)
 
     monkeypatch.setattr(calibrate, "measure_machine", fail)
-    x, _, loss = large()
+    x, _, loss = build_large_model()
     with pytest.warns(RuntimeWarning, match=r"GPUs are left out: .*out of memory"):
         plan = gf.plan(loss, shapes={x: X.shape})
     assert plan.cluster.devices == (CPU,)
@@ -255,7 +255,7 @@ def test_one_of_two_gpus_that_fails_is_left_out_and_the_other_computes(
         return enter(self)
 
     monkeypatch.setattr(fake_cupy.Device, "__enter__", fail)
-    x, _, loss = large()
+    x, _, loss = build_large_model()
     with gf.Session() as session:
         session.run(loss, {x: X})
         assert session.cluster.devices == (CPU, "/worker:0/gpu:1")
@@ -472,7 +472,7 @@ def test_a_worker_opens_a_gpu_when_a_program_needs_it(monkeypatch: pytest.Monkey
 
 @pytest.mark.gpu
 def test_a_gpu_of_this_machine_gets_a_graph_that_gains_by_it() -> None:
-    x, _, loss = large(width=2048, layers=8)
+    x, _, loss = build_large_model(width=2048, layers=8)
     fed = {x: np.ones((64, 2048), "float32")}
     with gf.Session() as session:
         value = session.run(loss, fed)

@@ -72,7 +72,7 @@ def test_a_launch_is_the_algorithm_in_numpy(dtype: str, index: str | None) -> No
     if index is not None:
         places = [csr.indices.astype(index), csr.indptr.astype(index)]
     values = dense.reshape(-1) if index is None else csr.data
-    module = cuda_on_cpu.OnCpu(row_source(np.dtype(dtype), kind))
+    module = cuda_on_cpu.EmulatedModule(row_source(np.dtype(dtype), kind))
     for loss in LOSSES:
         found = [0.3 * y * c, random.normal(size=41)]
         wanted = [each.copy() for each in found]

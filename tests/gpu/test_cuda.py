@@ -12,7 +12,7 @@ import pytest
 from graphflow.ir.spec import as_dtype, is_half
 from graphflow.ops.kernels.cuda.region_kernels import CudaKernel, cuda_kernel, module_text
 from tests.gpu import cuda_on_cpu
-from tests.gpu.cuda_on_cpu import OnCpu
+from tests.gpu.cuda_on_cpu import EmulatedModule
 from tests.gpu.regions import Single, along_rows, draw_numbers, singles
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +31,11 @@ _CALLS_LIBM = ("sin", "cos", "pow")
 
 
 def launch_kernel(
-    module: OnCpu, kernel: CudaKernel, sizes: Sequence[int], arrays: Sequence[Any], outs: Any
+    module: EmulatedModule,
+    kernel: CudaKernel,
+    sizes: Sequence[int],
+    arrays: Sequence[Any],
+    outs: Any,
 ) -> None:
     """Run a kernel as a GPU of one multiprocessor would."""
     aligned = all(a.ctypes.data % 16 == 0 for a in (*arrays, *outs))
@@ -73,7 +77,7 @@ def check(chosen: list[tuple[Single, Shapes]]) -> None:
     for number, (single, shapes) in enumerate(chosen):
         region, sizes = single.region(shapes)
         prepared.append((number, single, shapes, sizes, cuda_kernel(region)))
-    module = OnCpu(module_text(kernel for *_, kernel in prepared))
+    module = EmulatedModule(module_text(kernel for *_, kernel in prepared))
     wrong = []
     for number, single, shapes, sizes, kernel in prepared:
         kinds = enumerate(zip(single.dtypes, shapes, strict=True))
@@ -105,7 +109,7 @@ def test_kernels_along_rows_and_columns_are_as_close_as_the_order_of_summation_l
     assert {single.region(shapes)[0].over for single, shapes in chosen} == {"rows", "columns"}
     assert {"softmax", "cross_entropy", "sum", "standardize"} <= {s.op.name for s, _ in chosen}
     prepared = [(s, shapes, *s.region(shapes)) for s, shapes in chosen]
-    module = OnCpu(module_text(cuda_kernel(region) for *_, region, _ in prepared))
+    module = EmulatedModule(module_text(cuda_kernel(region) for *_, region, _ in prepared))
     wrong = []
     for number, (single, shapes, region, sizes) in enumerate(prepared):
         rng = np.random.default_rng(number)

@@ -36,7 +36,7 @@ def _draw_array(dtype: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
     return rng.integers(0, 2 if dtype == "bool" else 100, shape).astype(dtype)
 
 
-def _there(xp: Any, *arrays: np.ndarray[Any, Any]) -> list[Any]:
+def _copy_to_device(xp: Any, *arrays: np.ndarray[Any, Any]) -> list[Any]:
     return [xp.asarray(array) for array in arrays]
 
 
@@ -56,7 +56,7 @@ def test_rows_are_combined_with_the_bits_of_a_cpu(
     """In the order of the updates, denormals kept."""
     out, updates = _draw_array(dtype, (7, width)), _draw_array(dtype, (60, width))
     rows = np.random.default_rng(1).integers(0, 6, 60)
-    there = _there(xp, out, rows, updates)
+    there = _copy_to_device(xp, out, rows, updates)
     with np.errstate(all="ignore"):
         combine_rows(np, out, rows, updates, reduction)
     combine_rows(xp, *there, reduction)
@@ -74,7 +74,7 @@ def test_sparse_products_round_once_as_a_cpus_do(xp: Any, dtype: str, transpose:
     dense = rng.normal(size=(5 if transpose else 6, 4)) * 100
     given = [values.astype(dtype), columns, offsets, dense.astype(dtype)]
     out = np.empty((6 if transpose else 5, 4), dtype)
-    there = _there(xp, out, *given)
+    there = _copy_to_device(xp, out, *given)
     matmul(np, out, *given, (5, 6), transpose)
     matmul(xp, *there, (5, 6), transpose)
     assert there[0].get().tobytes() == out.tobytes()

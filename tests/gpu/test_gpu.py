@@ -46,7 +46,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> fake_cupy.World:
     return fake_cupy.install(monkeypatch)
 
 
-class OnGpu:
+class GpuFetches:
     """Fetches compiled for a GPU, without a session."""
 
     def __init__(self, *fetches: Tensor, backend: GpuBackend | None = None) -> None:
@@ -73,12 +73,14 @@ class OnGpu:
         return values
 
 
-def same(function: Callable[[Tensor], Any], x: np.ndarray[Any, Any] = X, runs: int = 4) -> OnGpu:
+def check_on_gpu(
+    function: Callable[[Tensor], Any], x: np.ndarray[Any, Any] = X, runs: int = 4
+) -> GpuFetches:
     """A function of a feed gives on the GPU what it gives on a CPU, eager, captured, replayed."""
     fed = gf.placeholder("float32", x.shape, name="x")
     results = function(fed)
     fetches = results if isinstance(results, tuple) else (results,)
-    here = OnGpu(*fetches)
+    here = GpuFetches(*fetches)
     with gf.Session() as session:
         for run in range(runs):
             wanted = session.run(list(fetches), {fed: x + run})
@@ -90,7 +92,7 @@ def same(function: Callable[[Tensor], Any], x: np.ndarray[Any, Any] = X, runs: i
 def test_a_fused_chain_is_one_kernel_with_the_bits_of_a_cpu(world: fake_cupy.World) -> None:
     x = gf.placeholder("float32", (6, 40), name="x")
     y = gf.nn.gelu(gf.tanh(x * 0.5 + X[0]) - gf.nn.sigmoid(x))
-    here = OnGpu(y)
+    here = GpuFetches(y)
     with gf.Session() as session:
         assert here.step(x=X)[0].tobytes() == session.run(y, {x: X}).tobytes()
     assert world.launches == 1
@@ -98,14 +100,16 @@ def test_a_fused_chain_is_one_kernel_with_the_bits_of_a_cpu(world: fake_cupy.Wor
 
 
 def test_softmax_and_norms_run_along_rows(world: fake_cupy.World) -> None:
-    same(lambda x: (gf.nn.softmax(x * 2.0, axis=-1), gf.nn.layer_norm(x), gf.sum(x, axis=0)))
+    check_on_gpu(
+        lambda x: (gf.nn.softmax(x * 2.0, axis=-1), gf.nn.layer_norm(x), gf.sum(x, axis=0))
+    )
 
 
 def test_steps_are_captured_when_they_run_again_and_replayed_from_then_on(
     world: fake_cupy.World, caplog: pytest.LogCaptureFixture
 ) -> None:
     w = gf.constant(np.random.default_rng(1).normal(size=(40, 40)).astype("float32"))
-    here = same(lambda x: gf.tanh(gf.tanh(gf.tanh(x @ w) @ w) @ w))
+    here = check_on_gpu(lambda x: gf.tanh(gf.tanh(gf.tanh(x @ w) @ w) @ w))
     assert here.code.steps.graphs == 1
     assert world.replays == 3  # of four steps the first ran one by one
     assert world.violations == []
@@ -119,7 +123,7 @@ def test_an_optimisers_update_is_captured_in_the_commit_part(world: fake_cupy.Wo
     loss = gf.mean((gf.nn.relu(x @ w) @ v - 1.0) ** 2)
     train = gf.optim.Adam(0.05).minimize(loss)
     data = np.random.default_rng(0).random((8, 5), "float32")
-    here = OnGpu(loss, train)
+    here = GpuFetches(loss, train)
     losses = [float(here.step(x=data)[0]) for _ in range(6)]
     with gf.Session() as session:
         wanted = [float(session.run([loss, train], {x: data})[0]) for _ in range(6)]
@@ -135,7 +139,7 @@ def test_without_graphs_every_step_runs_one_by_one(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_CUDA_GRAPHS", "off")
-    here = same(lambda x: gf.tanh(gf.matmul(gf.exp(x), x.T)))
+    here = check_on_gpu(lambda x: gf.tanh(gf.matmul(gf.exp(x), x.T)))
     assert (world.replays, here.code.steps.graphs) == (0, 0)
 
 
@@ -143,7 +147,7 @@ def test_with_jit_off_ops_run_by_cupys_own_kernels(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
-    same(lambda x: gf.tanh(x * 0.5) + 1.0)
+    check_on_gpu(lambda x: gf.tanh(x * 0.5) + 1.0)
     assert world.launches == 0
 
 
@@ -155,14 +159,14 @@ def test_what_takes_memory_is_captured_with_what_its_first_run_took(
         y = gf.sort(gf.cumsum(y, axis=0), axis=-1)
         return gf.exp(gf.tanh(y @ y.T) @ y)
 
-    here = same(function)
+    here = check_on_gpu(function)
     assert here.code.steps.graphs == 1
     assert world.violations == []
     assert here.backend.memory_usage().pool > 0
 
 
 def test_one_step_that_takes_memory_is_a_graph(world: fake_cupy.World) -> None:
-    here = same(lambda x: gf.sort(x, axis=0))
+    here = check_on_gpu(lambda x: gf.sort(x, axis=0))
     assert here.code.steps.graphs == 1 and world.violations == []
 
 
@@ -175,7 +179,7 @@ def test_nothing_else_is_given_the_memory_of_graphs(world: fake_cupy.World) -> N
         into=lambda xp, out, x: xp.copyto(out, (x * 2.0 + 1.0) * 3.0),
         samples=(gf.sample(gf.spec("float32", (3, 4))),),
     )
-    here = OnGpu(keeps(gf.placeholder("float32", (6, 40), name="x")))
+    here = GpuFetches(keeps(gf.placeholder("float32", (6, 40), name="x")))
     for run in range(4):
         value = here.backend.to_device(X)
         handed = here.backend.hand_over(value, "gpu")
@@ -196,7 +200,7 @@ def test_arrays_of_the_host_are_not_copied_in_graphs(
         samples=(gf.sample(gf.spec("float32", (3, 4))),),
     )
     x = gf.placeholder("float32", (6, 40), name="x")
-    here = OnGpu(gf.exp(gf.tanh(op(gf.tanh(gf.tanh(x @ x.T) @ x)) @ x.T) @ x))
+    here = GpuFetches(gf.exp(gf.tanh(op(gf.tanh(gf.tanh(x @ x.T) @ x)) @ x.T) @ x))
     with caplog.at_level(logging.INFO, "graphflow.gpu"):
         results = [here.step(x=X)[0] for _ in range(5)]
     assert len({r.tobytes() for r in results}) == 1
@@ -213,12 +217,12 @@ def test_a_strided_convolution_and_its_gradients(groups: int, world: fake_cupy.W
         y = gf.nn.conv(gf.reshape(x, (1, 4, 6, 10)), w, stride=2, padding=1, groups=groups)
         return y, *gf.gradients(gf.sum(y * y), [x, w])
 
-    same(both)
+    check_on_gpu(both)
 
 
 def test_spectra_are_not_captured(world: fake_cupy.World) -> None:
     """CuPy keeps some plans and what they work in, and lets go of the oldest."""
-    here = same(lambda x: gf.real(gf.fft.fft(gf.tanh(x @ x.T))))
+    here = check_on_gpu(lambda x: gf.real(gf.fft.fft(gf.tanh(x @ x.T))))
     assert here.code.steps.graphs == 1  # what comes before
 
 
@@ -228,7 +232,7 @@ def test_indices_that_are_fed_are_looked_at_on_the_host(world: fake_cupy.World) 
     rows = gf.placeholder("int64", (5,), name="rows")
     taken = gf.take(table, rows, 0)
     fetches = [taken, *gf.gradients(gf.sum(taken**2), [table])]
-    here = OnGpu(*fetches)
+    here = GpuFetches(*fetches)
     given = [np.array([0, 5, -1, 2, 2]), np.array([-6, 1, 1, 3, 4])]
     with gf.Session() as session:
         for run in range(6):
@@ -243,7 +247,7 @@ def test_indices_that_are_fed_are_looked_at_on_the_host(world: fake_cupy.World) 
 
 def test_indices_that_are_computed_are_looked_at_where_they_are(world: fake_cupy.World) -> None:
     x = gf.placeholder("float32", (6, 40), name="x")
-    here = OnGpu(gf.take(x, gf.argmax(x, axis=0) + gf.astype(x[0] > 100, "int64") * 9, 0))
+    here = GpuFetches(gf.take(x, gf.argmax(x, axis=0) + gf.astype(x[0] > 100, "int64") * 9, 0))
     for run in range(3):
         wanted = np.take(X + run, (X + run).argmax(0), 0)
         assert (here.step(x=X + run)[0] == wanted).all()
@@ -255,7 +259,7 @@ def test_random_numbers_differ_from_step_to_step(world: fake_cupy.World) -> None
     x = gf.placeholder("float32", (6, 40), name="x")
     with gf.random.seed(3):
         y = gf.tanh(gf.tanh(x) @ x.T) + gf.random.uniform((6, 6))
-    here = OnGpu(y)
+    here = GpuFetches(y)
     draws = [here.program.run({"x": X}, step, step)[0] for step in range(4)]
     assert len({d.tobytes() for d in draws}) == 4
     with gf.Session() as session:
@@ -275,7 +279,7 @@ def test_a_step_that_waits_is_left_out_of_graphs_with_one_word(
     x = gf.placeholder("float32", (6, 40), name="x")
     y = gf.tanh(gf.tanh(x @ x.T) @ x)
     z = gf.exp(gf.tanh(waits(y) @ x.T) @ x)
-    here = OnGpu(z)
+    here = GpuFetches(z)
     with caplog.at_level(logging.INFO, "graphflow.gpu"):
         results = [here.step(x=X)[0] for _ in range(5)]
     assert len({r.tobytes() for r in results}) == 1
@@ -295,7 +299,7 @@ def test_feeds_and_fetches_of_steps_in_flight_do_not_mix(world: fake_cupy.World)
     """Nothing is fetched in between, so the host runs ahead of the device."""
     x = gf.placeholder("float32", (6, 40), name="x")
     total = gf.variable(np.zeros((6, 40), "float32"))
-    here = OnGpu(REGISTRY["group"](gf.assign(total, total + x)))
+    here = GpuFetches(REGISTRY["group"](gf.assign(total, total + x)))
     for i in range(7):
         here.step(x=np.full((6, 40), 2.0**i, "float32"))
     assert world.crossings.count("in") == 1 + 7  # the variable's first value, and feeds
@@ -309,13 +313,13 @@ def test_loops_of_a_known_length_are_captured_as_a_whole(world: fake_cupy.World)
         state, ys = gf.scan(lambda h, row: (gf.tanh(h + row), h * row), x[0], x)
         return gf.exp(state), ys
 
-    here = same(function)
+    here = check_on_gpu(function)
     assert here.code.steps.graphs >= 1
     assert world.violations == []
 
 
 def test_a_predicate_is_the_hosts(world: fake_cupy.World) -> None:
-    same(lambda x: gf.cond(gf.sum(x) > 0, lambda: gf.tanh(x), lambda: gf.exp(x)))
+    check_on_gpu(lambda x: gf.cond(gf.sum(x) > 0, lambda: gf.tanh(x), lambda: gf.exp(x)))
 
 
 def test_more_memory_than_there_is_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +348,9 @@ def test_an_op_that_finds_no_memory_is_named_with_its_bytes(
 ) -> None:
     world = fake_cupy.install(monkeypatch, memory=1 << 16)
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")  # each op takes memory for its result
-    here = OnGpu(gf.cumsum(gf.placeholder("float32", (6, 40), name="x"), axis=1, name="summed"))
+    here = GpuFetches(
+        gf.cumsum(gf.placeholder("float32", (6, 40), name="x"), axis=1, name="summed")
+    )
     world.memory = world.taken
     with pytest.raises(DeviceOutOfMemory) as failure:
         here.step(x=X)
@@ -354,7 +360,7 @@ def test_an_op_that_finds_no_memory_is_named_with_its_bytes(
 
 @pytest.mark.fault(42)
 def test_graphs_keep_their_memory_where_there_is_none(world: fake_cupy.World) -> None:
-    here = OnGpu(gf.sort(gf.placeholder("float32", (6, 40), name="x"), axis=0))
+    here = GpuFetches(gf.sort(gf.placeholder("float32", (6, 40), name="x"), axis=0))
     wanted = [np.sort(X + run, axis=0) for run in range(4)]
     for run in range(3):
         assert (here.step(x=X + run)[0] == wanted[run]).all()
@@ -375,7 +381,7 @@ def test_a_program_whose_memory_is_not_there_names_its_largest_tensors(
     with pytest.raises(
         DeviceOutOfMemory, match=r"gpu:0 does not fit in its memory.*'large' of 40,000 bytes"
     ):
-        OnGpu(gf.cumsum(gf.placeholder("float32", (10_000,), name="x"), axis=0, name="large"))
+        GpuFetches(gf.cumsum(gf.placeholder("float32", (10_000,), name="x"), axis=0, name="large"))
 
 
 def test_no_other_process_is_promised_the_memory_of_a_gpu(world: fake_cupy.World) -> None:
@@ -384,7 +390,7 @@ def test_no_other_process_is_promised_the_memory_of_a_gpu(world: fake_cupy.World
 
 
 def test_memory_is_one_plain_allocation_and_comes_back(world: fake_cupy.World) -> None:
-    here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
+    here = GpuFetches(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
     before = here.backend.memory_usage()
     assert before.plain == here.program.memory.arena + X.nbytes  # the place of the feed
     here.step(x=X)
@@ -406,7 +412,7 @@ def test_a_failing_op_names_the_users_line(world: fake_cupy.World) -> None:
         raise ZeroDivisionError("of no use")
 
     op = gf.Op("fails", infer=lambda x: x, kernel=lambda xp, x: x, into=fails)
-    here = OnGpu(op(gf.placeholder("float32", (2,), name="x")))
+    here = GpuFetches(op(gf.placeholder("float32", (2,), name="x")))
     with pytest.raises(OpError, match=r"fails.*test_gpu\.py:\d+.*gpu:0.*of no use"):
         here.step(x=np.ones(2, "float32"))
 
@@ -463,7 +469,7 @@ def test_two_gpus_and_a_cpu_train_as_one_does(
 def test_a_device_that_fails_says_how_to_find_the_op(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
+    here = GpuFetches(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
 
     def fail(self: Any) -> None:
         raise fake_cupy.CUDARuntimeError("cudaErrorIllegalAddress: an illegal memory access")
@@ -599,7 +605,7 @@ def test_a_feed_that_does_not_get_in_is_the_devices_failure_and_no_ops(
         raise fake_cupy.CUDARuntimeError("cudaErrorHostMemoryAlreadyRegistered: none to pin")
 
     monkeypatch.setattr(import_cupy().cuda, "alloc_pinned_memory", fail)
-    here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
+    here = GpuFetches(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
     with pytest.raises(DeviceError, match=r"gpu:0 failed: .*none to pin") as failure:
         here.step(x=X)
     assert not isinstance(failure.value, DeviceLost)
@@ -608,7 +614,7 @@ def test_a_feed_that_does_not_get_in_is_the_devices_failure_and_no_ops(
 def test_a_program_of_a_gpu_that_is_lost_lets_go_of_its_memory(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    here = OnGpu(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
+    here = GpuFetches(gf.tanh(gf.placeholder("float32", (6, 40), name="x")))
     here.step(x=X)
     _break(monkeypatch)
     here.program.free()
@@ -623,7 +629,7 @@ def test_a_commit_on_a_gpu_that_is_lost_says_so(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w = gf.variable(np.ones((6, 40), "float32"))
-    here = OnGpu(REGISTRY["group"](gf.assign(w, w * 2.0)))
+    here = GpuFetches(REGISTRY["group"](gf.assign(w, w * 2.0)))
     here.program.run({}, 1, 0)
     _break(monkeypatch)
     with pytest.raises(DeviceLost, match=LOST):
@@ -633,7 +639,7 @@ def test_a_commit_on_a_gpu_that_is_lost_says_so(
 Skipped = Callable[[GpuBackend, Any, Any, int], None]
 
 
-def _without(what: str) -> Skipped:
+def _skip_event(what: str) -> Skipped:
     """The way in without one of its events."""
 
     def bring(self: GpuBackend, buffer: Any, pinned: Any, size: int) -> None:
@@ -651,6 +657,6 @@ def _without(what: str) -> Skipped:
 def test_a_missing_event_is_seen_by_the_stand_in(
     world: fake_cupy.World, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    monkeypatch.setattr(GpuBackend, "upload", _without(what))
+    monkeypatch.setattr(GpuBackend, "upload", _skip_event(what))
     with pytest.raises(AssertionError):
         test_feeds_and_fetches_of_steps_in_flight_do_not_mix(world)

@@ -24,7 +24,7 @@ from graphflow.runtime.gpu.gpu_backend import GpuBackend
 from graphflow.runtime.program import vendor_libraries as gpu_libraries
 from graphflow.runtime.program.vendor_libraries import Libraries, libraries
 from tests.gpu import fake_cupy
-from tests.gpu.test_gpu import GPU, OnGpu, pytestmark  # noqa: F401 - the same needs
+from tests.gpu.test_gpu import GPU, GpuFetches, pytestmark  # noqa: F401 - the same needs
 
 
 class _Cublas:
@@ -140,10 +140,10 @@ def gpu(cublas: _Cublas) -> GpuBackend:
     return GpuBackend(0)
 
 
-def _products() -> tuple[OnGpu, np.ndarray[Any, Any]]:
+def _products() -> tuple[GpuFetches, np.ndarray[Any, Any]]:
     a = np.random.default_rng(0).normal(size=(6, 5)).astype("float16")
     x = gf.placeholder("float16", (6, 5), name="x")
-    return OnGpu(gf.matmul(x, x, transpose_b=True)), a
+    return GpuFetches(gf.matmul(x, x, transpose_b=True)), a
 
 
 @pytest.mark.every(11)
@@ -183,7 +183,7 @@ def test_products_are_one_call_of_cublas(
         )
     else:
         product = REGISTRY["matmul"](*fed, **attrs)
-    here = OnGpu(product)
+    here = GpuFetches(product)
     for _ in range(3):
         have = here.step(**feeds)[0]
     off = 2.0**-6 if as_dtype(dtype).itemsize == 2 else 1e-5
@@ -197,7 +197,7 @@ def test_products_are_one_call_of_cublas(
 
 def test_products_are_captured(cublas: _Cublas) -> None:
     x = gf.placeholder("float32", (6, 6), name="x")
-    here = OnGpu(gf.tanh(gf.tanh(x @ x) @ x))
+    here = GpuFetches(gf.tanh(gf.tanh(x @ x) @ x))
     for _ in range(4):
         here.step(x=np.ones((6, 6), "float32"))
     assert here.code.steps.graphs == 1
@@ -207,7 +207,7 @@ def test_products_are_captured(cublas: _Cublas) -> None:
 
 def test_products_that_are_alike_are_compared_once(cublas: _Cublas) -> None:
     x = gf.placeholder("float16", (6, 6), name="x")
-    OnGpu(gf.tanh(gf.tanh(x @ x) @ x))
+    GpuFetches(gf.tanh(gf.tanh(x @ x) @ x))
     assert len(cublas.counts) == 1
 
 

@@ -23,7 +23,7 @@ from tests.faults.running import Worker, stop
 from tests.gpu.nccl_rank import EXAMPLES, examples
 from tests.house.sources import ROOT
 from tests.runtime.collectives.test_sessions import agrees
-from tests.runtime.collectives.test_transports import plain
+from tests.runtime.collectives.test_transports import compute_reference
 
 pytestmark = pytest.mark.gpu
 LOOPBACK = {
@@ -59,7 +59,7 @@ def test_nccl_gives_the_bits_of_the_plain_kernels(count: int, tmp_path: Path) ->
     assert len(cases) > EXAMPLES // 4
     wrong = []
     for i, (what, xs) in enumerate(cases):
-        for rank, wanted in enumerate(plain(what, xs)):
+        for rank, wanted in enumerate(compute_reference(what, xs)):
             if found[rank][f"arr_{i}"].tobytes() != wanted.tobytes():
                 wrong.append(f"{what.kind} of {what.dtype} rank {rank}: {what.attrs}")
     assert wrong == []

@@ -24,7 +24,7 @@ from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.transforms.op_testing import draw
 from tests.gpu.regions import Single, draw_numbers, singles
 from tests.gpu.test_cuda import FORMS, are_equal
-from tests.gpu.test_gpu import OnGpu
+from tests.gpu.test_gpu import GpuFetches
 from tests.gpu.test_gpu_libraries import check_products_of_views
 from tests.ops.signs import fix_signs
 
@@ -160,7 +160,7 @@ def test_memory_comes_back_when_a_session_ends() -> None:
 
 def test_a_step_takes_the_memory_that_was_planned() -> None:
     x = gf.placeholder("float32", (1024, 1024), name="x")
-    here = OnGpu(gf.tanh(gf.tanh(x @ x) @ x))
+    here = GpuFetches(gf.tanh(gf.tanh(x @ x) @ x))
     for _ in range(3):
         here.step(x=np.ones((1024, 1024), "float32"))
     memory = here.backend.memory_usage()

@@ -16,7 +16,7 @@ ROOMS = ("nn", "optim", "linalg", "random", "fft", "sparse", "signal", "debug", 
          "placement", "onnx")  # fmt: skip
 
 
-def public() -> Iterator[tuple[str, Any]]:
+def list_public_names() -> Iterator[tuple[str, Any]]:
     """Yield public names as users write them, and their objects."""
     for room in ("", *ROOMS):
         if room == "onnx":
@@ -36,7 +36,7 @@ def members(owner: type) -> Iterator[tuple[str, Any]]:
 
 def test_every_public_name_has_help() -> None:
     silent = []
-    for name, value in public():
+    for name, value in list_public_names():
         if callable(value) and not inspect.getdoc(value):
             silent.append(name)
         if inspect.isclass(value) and value.__module__.startswith("graphflow"):

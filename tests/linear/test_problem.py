@@ -15,7 +15,7 @@ from graphflow.linear.solve import solve
 from tests.linear.problems import LOSSES, SMOOTH, random_problem
 
 
-def least(problem: LinearProblem) -> float:
+def find_least_objective(problem: LinearProblem) -> float:
     """Return the least objective that is known."""
     return solve(problem, "auto", 1e-12, 2_000, FitHistory()).certificate.primal
 
@@ -30,7 +30,7 @@ def test_no_gap_is_less_than_what_is_left_to_gain(loss: Loss, seed: int) -> None
     problem = random_problem(
         seed, loss, l1=l1, l2=l2, has_intercept=has_intercept, is_sparse=seed == 3
     )
-    best = least(problem)
+    best = find_least_objective(problem)
     for scale in (0.0, 0.01, 0.3, 3.0):
         w, b = scale * random.normal(size=problem.columns), scale * float(has_intercept)
         beta = random.normal(size=problem.rows) * problem.c * scale

@@ -21,7 +21,7 @@ RNG = np.random.default_rng(3)
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def normal(*shape: int) -> Any:
+def draw_normal(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype("float32")
 
 
@@ -49,13 +49,13 @@ def test_without_the_package_onnx_the_error_says_what_to_install() -> None:
 
 
 def test_a_model_is_inputs_outputs_and_variables_of_a_graph() -> None:
-    m = same_as_reference(perceptron(), {"x": normal(5, 4)}, {"x": normal(2, 4)})
+    m = same_as_reference(perceptron(), {"x": draw_normal(5, 4)}, {"x": draw_normal(2, 4)})
     assert m.whole
     assert m.inputs["x"].shape[1] == 4 and m.inputs["x"].ndim == 2
     assert sorted(m.variables) == ["b", "v", "w"]
     assert list(m.outputs) == ["y"]
     with gf.Session() as s:
-        y = s.run(m.outputs["y"], {m.inputs["x"]: normal(6, 4)})
+        y = s.run(m.outputs["y"], {m.inputs["x"]: draw_normal(6, 4)})
     assert y.shape == (6, 3)
 
 
@@ -64,7 +64,7 @@ def test_a_loaded_model_trains() -> None:
     labels = gf.placeholder("int64", (None,))
     loss = -gf.mean(gf.log(gf.take_along_axis(m.outputs["y"], labels[:, None], axis=1)))
     step = gf.optim.SGD(0.5).minimize(loss)
-    feeds = {m.inputs["x"]: normal(16, 4), labels: RNG.integers(0, 3, 16)}
+    feeds = {m.inputs["x"]: draw_normal(16, 4), labels: RNG.integers(0, 3, 16)}
     with gf.Session() as s:
         before = s.run(loss, feeds)
         for _ in range(20):
@@ -115,9 +115,9 @@ def test_feeds_that_do_not_fit_are_refused(feeds: Any, told: str) -> None:
 
 def test_a_size_that_inputs_share_is_one_number() -> None:
     m = gf.onnx.load(text("g (float[N] x, float[N] z) => (float[N] y) { y = Add(x, z) }"))
-    assert m.run([normal(3), normal(3)])["y"].shape == (3,)
+    assert m.run([draw_normal(3), draw_normal(3)])["y"].shape == (3,)
     with pytest.raises(FeedError, match="size N is 3 in 'x' and 1 in 'z'"):
-        m.run([normal(3), normal(1)])
+        m.run([draw_normal(3), draw_normal(1)])
 
 
 @pytest.mark.parametrize(
@@ -135,7 +135,7 @@ def test_options_of_another_form_are_refused(options: Any) -> None:
     with pytest.raises(OnnxError):
         gf.onnx.load(perceptron(), **options)
     with pytest.raises(OnnxError, match="deadline"):
-        gf.onnx.load(perceptron()).run([normal(1, 4)], deadline=-1)
+        gf.onnx.load(perceptron()).run([draw_normal(1, 4)], deadline=-1)
 
 
 def test_nodes_are_named_after_the_nodes_of_the_file() -> None:
@@ -148,7 +148,7 @@ def test_a_node_that_fails_names_its_onnx_node() -> None:
     proto = text("g (float[N, 3] x, int64[K] i) => (float[K, 3] y) { [pick] y = Gather(x, i) }")
     m = gf.onnx.load(proto)
     with pytest.raises(OpError, match="pick") as failure:
-        m.run({"x": normal(2, 3), "i": np.array([5])})
+        m.run({"x": draw_normal(2, 3), "i": np.array([5])})
     assert "the model:1" in str(failure.value)
 
 
@@ -201,7 +201,7 @@ def test_arithmetic_on_shapes_stays_symbolic() -> None:
         y = Reshape(x, to)
     }"""
     )
-    m = same_as_reference(proto, {"x": normal(2, 3, 4)}, {"x": normal(5, 1, 4)})
+    m = same_as_reference(proto, {"x": draw_normal(2, 3, 4)}, {"x": draw_normal(5, 1, 4)})
     assert m.whole and m.outputs["y"].shape[1] == 4
 
 
@@ -214,7 +214,7 @@ def test_padding_by_own_elements_takes_sizes_that_are_not_known(mode: str, size:
         y = Pad <mode = "{mode}"> (x, pads)
     }}"""
     )
-    m = same_as_reference(proto, {"x": normal(2, 4)})
+    m = same_as_reference(proto, {"x": draw_normal(2, 4)})
     assert m.whole
 
 
@@ -229,13 +229,13 @@ def test_expand_to_the_shape_of_another_tensor_as_exporters_write_it() -> None:
         y = Expand(x, to)
     }"""
     )
-    m = same_as_reference(proto, {"x": normal(1, 3), "like": normal(4, 3)})
+    m = same_as_reference(proto, {"x": draw_normal(1, 3), "like": draw_normal(4, 3)})
     assert m.whole
 
 
 def test_an_input_that_decides_a_shape_is_specialised_by_value() -> None:
     proto = text("g (float[N] x, int64[2] to) => (float[A, B] y) { y = Reshape(x, to) }")
-    x = normal(12)
+    x = draw_normal(12)
     feeds = [{"x": x, "to": np.array(to)} for to in ([3, 4], [2, -1], [3, 4])]
     m = same_as_reference(proto, *feeds)
     with pytest.raises(OnnxError, match=r"load\(values"):
@@ -265,7 +265,7 @@ def test_a_computed_value_that_decides_a_shape_cuts_the_graph() -> None:
 
 def test_an_input_without_a_rank_is_known_when_it_is_fed() -> None:
     proto = model([helper.make_node("Exp", ["x"], ["y"])], [info("x", None)], [info("y", None)])
-    m = same_as_reference(proto, {"x": normal(3)}, {"x": normal(2, 2)})
+    m = same_as_reference(proto, {"x": draw_normal(3)}, {"x": draw_normal(2, 2)})
     with pytest.raises(OnnxError, match=r"without a rank: x.*load\(shapes"):
         m.outputs["y"]
     assert gf.onnx.load(proto, shapes={"x": (None,)}).whole
@@ -314,9 +314,9 @@ def test_a_place_outside_a_sequence_is_an_error_that_names_the_node() -> None:
     }"""
     )
     m = gf.onnx.load(proto)
-    assert m.run({"x": normal(2), "i": np.array(-1)})["y"].shape == (2,)
+    assert m.run({"x": draw_normal(2), "i": np.array(-1)})["y"].shape == (2,)
     with pytest.raises(OnnxError, match=r"pick.*position 2"):
-        m.run({"x": normal(2), "i": np.array(2)})
+        m.run({"x": draw_normal(2), "i": np.array(2)})
 
 
 # Control flow -----------------------------------------------------------------------------------
@@ -330,7 +330,7 @@ BRANCH = """g (float[N] x, bool c) => (float[N] y) {
 
 
 def test_a_branch_is_taken_by_the_value_of_its_condition() -> None:
-    x = normal(3)
+    x = draw_normal(3)
     m = same_as_reference(
         text(BRANCH), {"x": x, "c": np.array(True)}, {"x": x, "c": np.array(False)}
     )
@@ -353,7 +353,7 @@ LOOP = """g (float[N] x, int64 n) => (float[N] y, float[K, N] all) {
 
 
 def test_a_loop_carries_its_state_and_stacks_what_each_iteration_gives() -> None:
-    x = normal(3)
+    x = draw_normal(3)
     m = same_as_reference(text(LOOP), {"x": x, "n": np.array(3)}, {"x": x, "n": np.array(1)})
     assert not m.whole
     none = m.run({"x": x, "n": np.array(0)})
@@ -369,7 +369,7 @@ GROWING = BRANCH.replace("Neg(x)", "Concat <axis = 0> (x, x)").replace("[N] y", 
 
 
 def test_branches_of_different_shapes_are_chosen_by_value() -> None:
-    x = normal(3)
+    x = draw_normal(3)
     m = same_as_reference(
         text(GROWING), {"x": x, "c": np.array(True)}, {"x": x, "c": np.array(False)}
     )
@@ -389,7 +389,7 @@ SCAN = """g (float[N] s, float[T, N] x) => (float[N] t, float[N, T] all) {
 
 def test_a_scan_is_a_node_of_the_graph() -> None:
     m = gf.onnx.load(text(SCAN))
-    s, x = normal(2), normal(4, 2)
+    s, x = draw_normal(2), draw_normal(4, 2)
     got = m.run({"s": s, "x": x})
     sums = s + np.cumsum(x[::-1], 0)
     assert np.allclose(got["t"], sums[-1]) and np.allclose(got["all"], (sums * x[::-1]).T)
@@ -431,7 +431,7 @@ def test_a_function_of_the_model_is_read_in_place() -> None:
     attribute.name, attribute.ref_attr_name, attribute.type = "value_float", "k", 1
     proto.functions.append(function)
     proto.opset_import.append(helper.make_opsetid("my", 1))
-    m = same_as_reference(proto, {"x": normal(4)})
+    m = same_as_reference(proto, {"x": draw_normal(4)})
     assert m.whole
 
 
@@ -462,7 +462,7 @@ def test_bytes_and_files_load_alike(tmp_path: Any) -> None:
     content = perceptron().SerializeToString()
     path = tmp_path / "m.onnx"
     path.write_bytes(content)
-    x = normal(2, 4)
+    x = draw_normal(2, 4)
     a, b = (gf.onnx.load(source).run({"x": x})["y"] for source in (content, path))
     assert np.array_equal(a, b)
     assert "m.onnx" in repr(gf.onnx.load(path))
@@ -470,7 +470,7 @@ def test_bytes_and_files_load_alike(tmp_path: Any) -> None:
 
 def test_an_opset_changes_what_an_operator_means() -> None:
     source = "g (float[2, 2, 2] x) => (float[2, 2, 2] y) { y = Softmax(x) }"
-    x = normal(2, 2, 2)
+    x = draw_normal(2, 2, 2)
     new, old = (gf.onnx.load(text(source, opset)).run({"x": x})["y"] for opset in (13, 11))
     assert np.allclose(new.sum(-1), 1) and np.allclose(old.reshape(2, 4).sum(-1), 1)
 

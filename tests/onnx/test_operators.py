@@ -25,7 +25,7 @@ CODES = {
 }  # fmt: skip
 
 
-def normal(*shape: int) -> Any:
+def draw_normal(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype("float32")
 
 
@@ -93,8 +93,8 @@ def i64(*values: int) -> Any:
     return np.array(values, "int64")
 
 
-IMAGE = normal(4, 2, 5, 6)
-BOXES = np.abs(normal(4, 4)) + f32(0, 0, 2, 2)
+IMAGE = draw_normal(4, 2, 5, 6)
+BOXES = np.abs(draw_normal(4, 4)) + f32(0, 0, 2, 2)
 CASES = [
     Case("Resize", [IMAGE], {1: None, 2: f32(1, 1, 2, 0.5)}, {"mode": "linear"}),
     Case(
@@ -106,21 +106,22 @@ CASES = [
         {"mode": "linear"}, id="of ints",
     ),
     Case("Upsample", [IMAGE], {1: f32(1, 1, 2, 3)}, opset=9),
-    Case("GridSample", [IMAGE, normal(4, 3, 2, 2)], attrs={"padding_mode": "border"}),
-    Case("AffineGrid", [normal(3, 2, 3)], {1: i64(3, 1, 4, 5)}, batched=None),
+    Case("GridSample", [IMAGE, draw_normal(4, 3, 2, 2)], attrs={"padding_mode": "border"}),
+    Case("AffineGrid", [draw_normal(3, 2, 3)], {1: i64(3, 1, 4, 5)}, batched=None),
     Case(
         "RoiAlign", [BOXES, ints(0, 2, 4)], {0: IMAGE[:2]},
         {"output_height": 2, "output_width": 3, "sampling_ratio": 2},
     ),
-    Case("DeformConv", [IMAGE, normal(4, 8, 4, 5)], {1: normal(3, 2, 2, 2)}, batched={0: 0, 2: 0}),
-    Case("Col2Im", [normal(4, 12, 6)], {1: i64(3, 4), 2: i64(2, 2)}),
+    Case("DeformConv", [IMAGE, draw_normal(4, 8, 4, 5)], {1: draw_normal(3, 2, 2, 2)},
+         batched={0: 0, 2: 0}),
+    Case("Col2Im", [draw_normal(4, 12, 6)], {1: i64(3, 4), 2: i64(2, 2)}),
     Case("CenterCropPad", [IMAGE], {1: i64(3, 9)}, {"axes": [2, -1]}),
     Case("QuantizeLinear", [IMAGE * 9], {1: f32(0.5, 0.1), 2: np.array([3, 250], "uint8")}),
     Case(
         "DequantizeLinear", [ints(-9, 9, 4, 5, dtype="int8")],
-        {1: np.abs(normal(1, 3)).repeat(4, 0)}, {"axis": 1, "block_size": 2}, batched=None,
+        {1: np.abs(draw_normal(1, 3)).repeat(4, 0)}, {"axis": 1, "block_size": 2}, batched=None,
     ),
-    Case("DynamicQuantizeLinear", [normal(4, 3)], outputs=3, opset=20),
+    Case("DynamicQuantizeLinear", [draw_normal(4, 3)], outputs=3, opset=20),
     Case(
         "MatMulInteger", [ints(0, 255, 4, 3, dtype="uint8")],
         {1: ints(-99, 99, 3, 2, dtype="int8"), 2: np.uint8(7), 3: np.array([1, -5], "int8")},
@@ -140,23 +141,27 @@ CASES = [
         "ConvInteger", [ints(0, 255, 4, 2, 5, 5, dtype="uint8")],
         {1: ints(0, 255, 3, 2, 3, 3, dtype="uint8"), 2: np.uint8(4)}, {"strides": [2, 2]},
     ),
-    Case("DFT", [normal(4, 6, 1)], {1: None, 2: np.int64(1)}, {"onesided": 1}, opset=20),
-    Case("DFT", [normal(4, 6, 2)], {1: np.int64(8)}, {"inverse": 1}, opset=17, id="inverse"),
-    Case("STFT", [normal(4, 20, 1)], {1: np.int64(4), 2: np.abs(normal(8))}, {"onesided": 1}),
-    Case("CumProd", [normal(4, 5)], {1: np.int64(1)}, {"exclusive": 1, "reverse": 1}, opset=26),
-    Case("Det", [normal(4, 3, 3)]),
-    Case("Shrink", [normal(4, 3)], attrs={"lambd": 0.3, "bias": 0.1}),
-    Case("Scaler", [normal(4, 2)], attrs={"offset": [1.0, 2.0], "scale": [3.0, 0.5]}, domain=ML),
-    Case("Normalizer", [normal(4, 3)], attrs={"norm": "L1"}, domain=ML),
-    Case("Binarizer", [normal(4, 3)], attrs={"threshold": 0.2}, domain=ML),
-    Case("ArrayFeatureExtractor", [normal(4, 3)], {1: i64(2, 0)}, domain=ML),
+    Case("DFT", [draw_normal(4, 6, 1)], {1: None, 2: np.int64(1)}, {"onesided": 1}, opset=20),
+    Case("DFT", [draw_normal(4, 6, 2)], {1: np.int64(8)}, {"inverse": 1}, opset=17, id="inverse"),
+    Case("STFT", [draw_normal(4, 20, 1)], {1: np.int64(4), 2: np.abs(draw_normal(8))},
+         {"onesided": 1}),
+    Case("CumProd", [draw_normal(4, 5)], {1: np.int64(1)}, {"exclusive": 1, "reverse": 1},
+         opset=26),
+    Case("Det", [draw_normal(4, 3, 3)]),
+    Case("Shrink", [draw_normal(4, 3)], attrs={"lambd": 0.3, "bias": 0.1}),
+    Case("Scaler", [draw_normal(4, 2)], attrs={"offset": [1.0, 2.0], "scale": [3.0, 0.5]},
+         domain=ML),
+    Case("Normalizer", [draw_normal(4, 3)], attrs={"norm": "L1"}, domain=ML),
+    Case("Binarizer", [draw_normal(4, 3)], attrs={"threshold": 0.2}, domain=ML),
+    Case("ArrayFeatureExtractor", [draw_normal(4, 3)], {1: i64(2, 0)}, domain=ML),
     Case(
-        "Imputer", [np.where(normal(4, 2) > 0, np.nan, normal(4, 2))],
+        "Imputer", [np.where(draw_normal(4, 2) > 0, np.nan, draw_normal(4, 2))],
         attrs={"imputed_value_floats": [7.0, 8.0], "replaced_value_float": np.nan}, domain=ML,
     ),
     Case("OneHotEncoder", [ints(0, 4, 4)], attrs={"cats_int64s": [3, 1, 2]}, domain=ML),
     Case(
-        "FeatureVectorizer", [normal(4, 3), normal(4, 1)], attrs={"inputdimensions": [2, 3]},
+        "FeatureVectorizer", [draw_normal(4, 3), draw_normal(4, 1)],
+        attrs={"inputdimensions": [2, 3]},
         domain=ML,
     ),
     Case(
@@ -165,12 +170,12 @@ CASES = [
         domain=ML,
     ),
     Case(
-        "LinearRegressor", [normal(4, 3)],
+        "LinearRegressor", [draw_normal(4, 3)],
         attrs={"coefficients": [1.0, 2, 3, 4, 5, 6], "intercepts": [1.0, -1], "targets": 2},
         domain=ML,
     ),
     Case(
-        "LinearClassifier", [normal(4, 3)],
+        "LinearClassifier", [draw_normal(4, 3)],
         attrs={"coefficients": list(range(9)), "intercepts": [1.0, -1, 0], "multi_class": 1,
                "classlabels_ints": [7, 8, 9], "post_transform": "SOFTMAX"},
         domain=ML, outputs=2,
@@ -218,7 +223,7 @@ def layer(op: str, gates: int, time: Any = "T", **attrs: Any) -> Any:
 def test_both_directions_are_each_its_own_layer(op: str, gates: int, functions: list[str]) -> None:
     both = gf.onnx.load(layer(op, gates, direction="bidirectional", activations=functions))
     assert both.whole
-    x, lengths = normal(5, 2, 2), np.array([5, 3], "int32")
+    x, lengths = draw_normal(5, 2, 2), np.array([5, 3], "int32")
     y, h = both.run({"x": x, "lengths": lengths}).values()
     assert y.shape == (5, 2, 2, 3) and h.shape == (2, 2, 3)
     half = len(functions) // 2
@@ -238,7 +243,7 @@ def test_both_directions_are_each_its_own_layer(op: str, gates: int, functions: 
 
 @pytest.mark.parametrize(("op", "gates"), [("RNN", 1), ("GRU", 3), ("LSTM", 4)])
 def test_the_batch_may_come_first(op: str, gates: int) -> None:
-    x, lengths = normal(4, 2, 2), np.array([4, 2], "int32")
+    x, lengths = draw_normal(4, 2, 2), np.array([4, 2], "int32")
     y, h = gf.onnx.load(layer(op, gates)).run({"x": x, "lengths": lengths}).values()
     proto = layer(op, gates, layout=1)
     turned, last = gf.onnx.load(proto).run({"x": x.swapaxes(0, 1), "lengths": lengths}).values()
@@ -260,7 +265,7 @@ def test_a_layer_of_the_usual_activations_is_one_op_for_each_direction(
     m = gf.onnx.load(proto)
     names = [n.op.name for n in gf.Graph([m.outputs["y"], m.outputs["h"]]).nodes]
     assert names.count(op.lower()) == 1 + (direction == "bidirectional") and "scan" not in names
-    x = normal(4, 2, 2)
+    x = draw_normal(4, 2, 2)
     if direction != "bidirectional":  # the reference has one direction only
         want = ReferenceEvaluator(proto).run(None, {"x": x}) if direction == "forward" else None
         turned = {"x": x[::-1].copy()}
@@ -279,7 +284,7 @@ def test_a_layer_with_lengths_is_one_op_for_each_direction(
     m = gf.onnx.load(layer(op, gates, direction=direction, **more))
     names = [n.op.name for n in gf.Graph([m.outputs["y"], m.outputs["h"]]).nodes]
     assert names.count(op.lower()) == 1 + (direction == "bidirectional") and "scan" not in names
-    x, lengths = normal(5, 2, 2), np.array([5, 3], "int32")
+    x, lengths = draw_normal(5, 2, 2), np.array([5, 3], "int32")
     padded = m.run({"x": x, "lengths": lengths})
     for b, length in enumerate(lengths):  # a sequence alone, without padding
         alone = m.run({"x": x[:length, [b]], "lengths": lengths[[b]]})
@@ -300,7 +305,7 @@ def test_linear_attention_takes_any_batch_and_time() -> None:
     )
     m, reference = gf.onnx.load(proto), ReferenceEvaluator(proto)
     for batch, time in ((2, 3), (1, 5)):
-        feeds = {name: normal(batch, time, size) * 0.5 for name, size in wide.items()}
+        feeds = {name: draw_normal(batch, time, size) * 0.5 for name, size in wide.items()}
         for mine, other in zip(m.run(feeds).values(), reference.run(None, feeds), strict=True):
             np.testing.assert_allclose(mine, other, 1e-4, 1e-5)
     assert m.whole
@@ -384,7 +389,7 @@ def test_a_gradient_may_be_taken_at_other_values_and_again() -> None:
         ["x", "w", "other"],
         ["dx", "dother", "ddw"],
     )
-    x, w, other = (normal(3) for _ in range(3))
+    x, w, other = (draw_normal(3) for _ in range(3))
     dx, dother, ddw = m.run([x, w, other]).values()
     np.testing.assert_allclose(dx, 2 * x * w, 1e-6)
     np.testing.assert_allclose(dother, 2 * other * w, 1e-6)
@@ -414,7 +419,14 @@ def test_the_first_step_of_adam_has_no_bias_to_correct() -> None:
     proto.opset_import.append(helper.make_opsetid(TRAINING, 1))
     m, reference = gf.onnx.load(proto), ReferenceEvaluator(proto)
     for count in (0, 3):
-        values = [f32(0.1)[0], np.int64(count), normal(4), normal(4), normal(4), normal(4) ** 2]
+        values = [
+            f32(0.1)[0],
+            np.int64(count),
+            draw_normal(4),
+            draw_normal(4),
+            draw_normal(4),
+            draw_normal(4) ** 2,
+        ]
         feeds = dict(zip(names, map(np.asarray, values), strict=True))
         for mine, other in zip(m.run(feeds).values(), reference.run(None, feeds), strict=True):
             assert np.isfinite(mine).all()
@@ -520,7 +532,7 @@ def test_a_forest_chooses_among_classes(post: str) -> None:
     proto = ensemble(
         "TreeEnsembleClassifier", 2, classlabels_int64s=[5, 6, 9], post_transform=post, **attrs
     )
-    x = normal(6, 3)
+    x = draw_normal(6, 3)
     labels, scores = gf.onnx.load(proto).run([x]).values()
     theirs: Any = ReferenceEvaluator(proto).run(None, {"x": x})
     np.testing.assert_array_equal(labels, theirs[0])
@@ -530,7 +542,7 @@ def test_a_forest_chooses_among_classes(post: str) -> None:
 def test_labels_that_are_strings_come_from_the_host() -> None:
     attrs = forest(4, ["BRANCH_LEQ"], 2, np.random.default_rng(3), "class")
     proto = ensemble("TreeEnsembleClassifier", 2, classlabels_strings=["no", "yes"], **attrs)
-    labels, scores = gf.onnx.load(proto).run([normal(3, 3)]).values()
+    labels, scores = gf.onnx.load(proto).run([draw_normal(3, 3)]).values()
     assert set(labels.tolist()) <= {"no", "yes"} and scores.shape == (3, 2)
 
 
@@ -568,18 +580,18 @@ BAD = [
              {"coordinate_transformation_mode": "tf_half_pixel_for_nn"}, opset=11), "tf_half_pixel",
     ),
     (Case("Upsample", [IMAGE], {1: f32(2, 2)}, opset=9), "2 scales for 4 axes"),
-    (Case("GridSample", [IMAGE, normal(4, 2, 2, 2)], attrs={"padding_mode": "wrap"}), "wrap"),
+    (Case("GridSample", [IMAGE, draw_normal(4, 2, 2, 2)], attrs={"padding_mode": "wrap"}), "wrap"),
     (
-        Case("QuantizeLinear", [IMAGE], {1: normal(2, 2)}), "without a block_size",
+        Case("QuantizeLinear", [IMAGE], {1: draw_normal(2, 2)}), "without a block_size",
     ),
     (
         Case("QuantizeLinear", [IMAGE], {1: np.float32(1), 2: np.uint8(0)},
              {"output_dtype": TensorProto.INT8}), "another output_dtype",
     ),
-    (Case("DFT", [normal(4, 6, 3)], {}, opset=20), "last axis of 3"),
-    (Case("DFT", [normal(4, 6, 2)], {}, {"onesided": 1}, opset=20), "onesided"),
-    (Case("DFT", [normal(4, 6, 1)], {1: None, 2: np.int64(2)}, opset=20), "axis 2"),
-    (Case("Normalizer", [normal(4, 3)], attrs={"norm": "L7"}, domain=ML), "L7"),
+    (Case("DFT", [draw_normal(4, 6, 3)], {}, opset=20), "last axis of 3"),
+    (Case("DFT", [draw_normal(4, 6, 2)], {}, {"onesided": 1}, opset=20), "onesided"),
+    (Case("DFT", [draw_normal(4, 6, 1)], {1: None, 2: np.int64(2)}, opset=20), "axis 2"),
+    (Case("Normalizer", [draw_normal(4, 3)], attrs={"norm": "L7"}, domain=ML), "L7"),
     (Case("OneHotEncoder", [ints(0, 4, 4)], domain=ML), "categor"),
     (
         Case("LabelEncoder", [ints(0, 4, 4)], domain=ML,
@@ -604,7 +616,7 @@ def test_what_makes_no_sense_is_refused_by_name(case: Case, told: str) -> None:
 def test_a_recurrent_layer_says_what_it_cannot_do(attrs: dict[str, Any], told: str) -> None:
     with pytest.raises(OnnxError, match=told):
         gf.onnx.load(layer("RNN", 1, time=3, **attrs)).run(
-            {"x": normal(3, 2, 2), "lengths": np.array([3, 3], "int32")}
+            {"x": draw_normal(3, 2, 2), "lengths": np.array([3, 3], "int32")}
         )
 
 
@@ -632,7 +644,7 @@ def test_an_lstm_of_8_bit_weights_is_near_that_of_floats(direction: str, columns
     proto = model([node], plain.graph.input, plain.graph.output, entries, com_microsoft=1)
     m = gf.onnx.load(proto)
     assert m.whole and set(m.variables) == {"b"}
-    feeds = {"x": normal(5, 2, 2), "lengths": np.array([5, 3], "int32")}
+    feeds = {"x": draw_normal(5, 2, 2), "lengths": np.array([5, 3], "int32")}
     for got, want in zip(
         m.run(feeds).values(), gf.onnx.load(plain).run(feeds).values(), strict=True
     ):

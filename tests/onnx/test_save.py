@@ -37,16 +37,16 @@ def agree(outputs: Any, feeds: Mapping[gf.Tensor, Any], rtol: float = 1e-5) -> o
     return model
 
 
-def normal(*shape: int) -> Any:
+def draw_normal(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype("float32")
 
 
 def test_a_perceptron_of_any_batch_goes_through_onnx_and_back() -> None:
     x = gf.placeholder("float32", ("n", 8), name="x")
-    w, b = gf.variable(normal(8, 16), name="w"), gf.variable(normal(16), name="b")
-    v = gf.variable(normal(16, 3), name="v")
+    w, b = gf.variable(draw_normal(8, 16), name="w"), gf.variable(draw_normal(16), name="b")
+    v = gf.variable(draw_normal(16, 3), name="v")
     y = gf.nn.softmax(gf.nn.gelu(x @ w + b) @ v)
-    model = agree({"chances": y, "best": gf.argmax(y, axis=-1)}, {x: normal(5, 8)})
+    model = agree({"chances": y, "best": gf.argmax(y, axis=-1)}, {x: draw_normal(5, 8)})
     assert [o.name for o in model.graph.output] == ["chances", "best"]
     assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_param == "n"
     loaded = gf.onnx.load(model)
@@ -69,31 +69,38 @@ def test_trained_values_are_written_not_the_initial_ones() -> None:
 
 def test_a_convolutional_network_goes_through_onnx_and_back() -> None:
     x = gf.placeholder("float32", (None, 3, 12, 12), name="x")
-    w = gf.variable(normal(8, 3, 3, 3), name="w")
-    scale, bias = gf.variable(normal(8), name="scale"), gf.variable(normal(8), name="bias")
-    mean, spread = gf.constant(normal(8)), gf.constant(np.abs(normal(8)) + 0.1)
+    w = gf.variable(draw_normal(8, 3, 3, 3), name="w")
+    scale, bias = (
+        gf.variable(draw_normal(8), name="scale"),
+        gf.variable(draw_normal(8), name="bias"),
+    )
+    mean, spread = gf.constant(draw_normal(8)), gf.constant(np.abs(draw_normal(8)) + 0.1)
     h = gf.nn.conv2d(x, w, stride=2, padding=1)
     h = gf.nn.relu(gf.nn.batch_norm(h, scale, bias, mean, spread))
     h = gf.nn.max_pool2d(h, 2)
     h = gf.nn.avg_pool2d(h, 2, stride=1, padding=1)
     flat = gf.reshape(h, (-1, 8 * 4 * 4))
-    agree([flat @ gf.variable(normal(128, 5), name="head")], {x: normal(4, 3, 12, 12)}, 1e-4)
+    agree(
+        [flat @ gf.variable(draw_normal(128, 5), name="head")], {x: draw_normal(4, 3, 12, 12)}, 1e-4
+    )
 
 
 @pytest.mark.parametrize("causal", [False, True])
 def test_an_attention_block_with_shared_keys_goes_through_onnx_and_back(causal: bool) -> None:
     x = gf.placeholder("float32", ("batch", "time", 16), name="x")
     batch, time = x.shape[:2]
-    h = gf.nn.layer_norm(x, gf.variable(normal(16), name="s"), gf.variable(normal(16), name="b"))
+    h = gf.nn.layer_norm(
+        x, gf.variable(draw_normal(16), name="s"), gf.variable(draw_normal(16), name="b")
+    )
 
     def heads(count: int) -> gf.Tensor:
-        rows = h @ gf.variable(normal(16, count * 4), name=f"w{count}")
+        rows = h @ gf.variable(draw_normal(16, count * 4), name=f"w{count}")
         return gf.permute_dims(gf.reshape(rows, (batch, time, count, 4)), (0, 2, 1, 3))
 
     q, k = heads(4), heads(2)
     mixed = gf.nn.attention(q, k, k, causal=causal)
     y = x + gf.reshape(gf.permute_dims(mixed, (0, 2, 1, 3)), (batch, time, 16))
-    agree([y], {x: normal(2, 6, 16)}, 1e-4)
+    agree([y], {x: draw_normal(2, 6, 16)}, 1e-4)
 
 
 def test_a_size_that_is_not_known_is_computed_from_the_inputs_shape() -> None:
@@ -101,7 +108,7 @@ def test_a_size_that_is_not_known_is_computed_from_the_inputs_shape() -> None:
     n, m = x.shape
     agree(
         [gf.reshape(gf.broadcast_to(x, (2, n, m)), (n * 2, m)), gf.sum(x) / n, gf.ones((n + 1,))],
-        {x: normal(3, 4)},
+        {x: draw_normal(3, 4)},
     )
 
 
@@ -211,5 +218,5 @@ def test_what_is_picked_scattered_and_sorted_goes_through_onnx_with_unknown_size
             gf.scatter_add(x, i[0], x[:, :3], axis=1), gf.gather_nd(x, i[:, 1:]),
             gf.sort(x, descending=True), gf.argsort(x, axis=0), gf.linalg.vector_norm(x, axis=1),
         ],
-        {x: normal(4, 5), i: np.array([[0, -1, 2], [1, 3, -4], [3, 0, -2], [2, 2, 0]])},
+        {x: draw_normal(4, 5), i: np.array([[0, -1, 2], [1, 3, -4], [3, 0, -2], [2, 2, 0]])},
     )  # fmt: skip

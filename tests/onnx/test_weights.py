@@ -15,7 +15,7 @@ from tests.onnx.models import INT64, info, initializer, model
 node = helper.make_node
 
 
-def normal(*shape: int) -> Any:
+def draw_normal(*shape: int) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype("float32")
 
 
@@ -42,12 +42,14 @@ def gelu() -> Any:
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_training_leaves_the_constants_of_formulas_alone(shape: Any) -> None:
     numbers = {"three": np.full(shape, 3.0), "k": np.full(shape, 0.0447)}
-    m = load_model(gelu(), {"w": normal(8, 8) * 0.3, **numbers})
+    m = load_model(gelu(), {"w": draw_normal(8, 8) * 0.3, **numbers})
     assert set(m.variables) == {"w"}
     loss = gf.mean(m.outputs["y"] * m.outputs["y"])
     step = gf.optim.SGD(0.1).minimize(loss)
     with gf.Session() as s:
-        losses = [float(s.run([loss, step], {m.inputs["x"]: normal(16, 8)})[0]) for _ in range(4)]
+        losses = [
+            float(s.run([loss, step], {m.inputs["x"]: draw_normal(16, 8)})[0]) for _ in range(4)
+        ]
     assert losses == sorted(losses, reverse=True) and np.isfinite(losses).all()
 
 
@@ -72,7 +74,7 @@ def test_a_weight_is_told_by_its_uses(op: str, value: Any, is_weight: bool) -> N
 
 def test_a_bias_of_one_element_is_a_weight() -> None:
     nodes = [node("MatMul", ["x", "w"], ["a"]), node("Add", ["a", "b"], ["y"])]
-    m = load_model(nodes, {"w": normal(8, 1), "b": [0.0]})
+    m = load_model(nodes, {"w": draw_normal(8, 1), "b": [0.0]})
     assert set(m.variables) == {"w", "b"}
 
 
@@ -95,7 +97,7 @@ def test_uses_are_followed_into_functions_subgraphs_and_other_forms() -> None:
         [info("y", [8, 8])],
         [
             initializer("n", np.full(8, 3)),
-            initializer("v", normal(8, 8)),
+            initializer("v", draw_normal(8, 8)),
             initializer("k", np.full(8, 2)),
             initializer("axes", [0], "int64"),
         ],
@@ -106,14 +108,14 @@ def test_uses_are_followed_into_functions_subgraphs_and_other_forms() -> None:
 
 
 def test_constants_and_single_numbers_become_variables_by_name() -> None:
-    w = normal(8, 8)
+    w = draw_normal(8, 8)
     constant = node("Constant", [], ["w"], value=numpy_helper.from_array(w))
     nodes = [constant, node("MatMul", ["x", "w"], ["a"]), node("Mul", ["a", "scale"], ["y"])]
     assert not load_model(nodes, {"scale": 2.0}).variables
     m = load_model(nodes, {"scale": 2.0}, variables=["w", "scale"])
     assert set(m.variables) == {"w", "scale"}
     assert all(v.node.attrs["trainable"] for v in m.variables.values())
-    x = normal(2, 8)
+    x = draw_normal(2, 8)
     assert np.allclose(m.run([x])["y"], 2 * x @ w, rtol=1e-5)
 
 
@@ -142,7 +144,7 @@ def cut() -> Any:
         node("MatMul", ["n", "w"], ["y"]),
     ]
     two = {name: np.ones(2) for name in ("s", "b", "mean", "var")}
-    return load_model(nodes, {"v": normal(8, 8), "w": normal(2, 3), **two})
+    return load_model(nodes, {"v": draw_normal(8, 8), "w": draw_normal(2, 3), **two})
 
 
 def test_the_variables_of_a_model_in_several_graphs_are_complete() -> None:
@@ -150,7 +152,7 @@ def test_the_variables_of_a_model_in_several_graphs_are_complete() -> None:
     assert not m.whole
     assert set(m.variables) == {"v", "w", "s", "b", "mean", "var"}
     before = dict(m.variables)
-    m.run([normal(3, 8)])
+    m.run([draw_normal(3, 8)])
     assert m.variables == before
     trained = {name for name, v in before.items() if v.node.attrs["trainable"]}
     assert trained == {"v", "w", "s", "b"}

@@ -51,7 +51,7 @@ def specs_of(op: Op, arrays: list[Any], sample: Sample) -> tuple[TensorSpec, ...
     return (result,) if isinstance(result, TensorSpec) else result
 
 
-def wide(arrays: list[Any]) -> list[Any]:
+def widen(arrays: list[Any]) -> list[Any]:
     return [a.astype("float32") if is_half(a.dtype) else a for a in arrays]
 
 
@@ -70,7 +70,7 @@ def test_every_op_rounds_its_float32_result_once(op: Op, sample: Sample, half: s
     if specs is None:
         pytest.skip("refuses 16 bits")
     with np.errstate(all="ignore"):
-        wanted = op.run(np, wide(arrays), sample.attrs)
+        wanted = op.run(np, widen(arrays), sample.attrs)
         results = op.run(np, arrays, sample.attrs)
         into = op.into_for([TensorSpec(a.shape, a.dtype) for a in arrays])
         outs = tuple(np.empty(s.shape, s.dtype) for s in specs)
@@ -96,7 +96,7 @@ def test_gradients_in_16_bits_are_near_those_in_float32(op: Op, sample: Sample, 
     if not is_differentiable_in_half(op, arrays, sample):
         pytest.skip("no gradient in 16 bits")
     values = []
-    for given in (arrays, wide(arrays)):
+    for given in (arrays, widen(arrays)):
         xs = [placeholder(a.dtype, a.shape) for a in given]
         targets = [x for x in xs if is_inexact(x.dtype)]
         ys = op(*xs, **sample.attrs)

@@ -55,7 +55,7 @@ def bits(found: list[Any]) -> list[bytes]:
     return [np.asarray(each).tobytes() for each in found]
 
 
-def quick(names: Iterable[str], one: str) -> list[Any]:
+def mark_slow(names: Iterable[str], one: str) -> list[Any]:
     """All names, of which only one is for the default run: each starts two to four processes, and
     takes two to five seconds."""
     return [n if n == one else pytest.param(n, marks=pytest.mark.slow) for n in names]
@@ -73,7 +73,7 @@ FOUR: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", quick(FOUR, "pipeline, data"))
+@pytest.mark.parametrize("name", mark_slow(FOUR, "pipeline, data"))
 def test_four_workers_give_the_bits_of_one_process(name: str) -> None:
     here = run_training(FOUR[name]())
     for a, b in zip(here, run_training(None), strict=True):
@@ -99,7 +99,7 @@ TWO: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.every(3)
-@pytest.mark.parametrize("name", quick(TWO, "pipeline"))
+@pytest.mark.parametrize("name", mark_slow(TWO, "pipeline"))
 def test_what_carries_tensors_changes_no_bit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     here = bits(run_training(TWO[name]()))
     assert bits(run_training(TWO[name](), gf.Cluster.local(2, threads=1))) == here
@@ -107,7 +107,7 @@ def test_what_carries_tensors_changes_no_bit(name: str, monkeypatch: pytest.Monk
     assert bits(run_training(TWO[name](), gf.Cluster.local(2, threads=1))) == here
 
 
-@pytest.mark.parametrize("name", quick(TWO, "pipeline"))
+@pytest.mark.parametrize("name", mark_slow(TWO, "pipeline"))
 def test_every_strategy_is_drawn_traced_and_planned_again(name: str, tmp_path: Path) -> None:
     x, loss, train = step(TWO[name]())
     wanted = run_training(TWO[name]())

@@ -197,10 +197,10 @@ def test_what_fails_while_variables_move_leaves_their_values_with_the_client(
         machine["links"] = FAST
         with monkeypatch.context() as broken:
 
-            def full(program: str, partitions: Any) -> None:
+            def raise_no_room(program: str, partitions: Any) -> None:
                 raise SessionError("no more")
 
-            broken.setattr(s._life.hosts, "add", full)
+            broken.setattr(s._life.hosts, "add", raise_no_room)
             with pytest.raises(SessionError, match="no more"):
                 s.replan()
             assert states(s) == before

@@ -407,7 +407,7 @@ PAIR = {
 }  # fmt: skip
 
 
-def public() -> dict[str, Callable[..., Any]]:
+def list_public_names() -> dict[str, Callable[..., Any]]:
     """All functions and classes that users call, by name: `nn.conv`."""
     found = {}
     for room in ROOMS:

@@ -267,13 +267,13 @@ def reference(case: Case, steps: int, first: int = 0) -> Outcome:
         feeds = {t: a for t, a in case.feeds(step).items() if t.node in graph.placeholders}
         with CpuBackend(1).active():  # BLAS on one thread, as in a program
             values = evaluate([*case.fetches, *assigns], {**feeds, **state}, step=first + step)
-        fetched.append([own(t, v) for t, v in zip(case.fetches, values, strict=False)])
+        fetched.append([to_array(t, v) for t, v in zip(case.fetches, values, strict=False)])
         new = values[len(case.fetches) :]
         state.update({a.node.inputs[0]: v for a, v in zip(assigns, new, strict=True)})
     return Outcome(fetched, {v.name: np.array(state[v]) for v in used})
 
 
-def own(tensor: Tensor, value: Any) -> Array | None:
+def to_array(tensor: Tensor, value: Any) -> Array | None:
     return None if tensor.node.op.name == "group" else np.asarray(value)
 
 

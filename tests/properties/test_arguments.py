@@ -17,9 +17,9 @@ import graphflow as gf
 from graphflow.base.argument_checks import signature_of
 from graphflow.errors import ArgumentError, GraphError, GraphflowError
 from graphflow.placement.plans.plan import Plan
-from tests.properties.calls import OF_THE_HOUSE, call_of, methods, public
+from tests.properties.calls import OF_THE_HOUSE, call_of, list_public_names, methods
 
-FUNCTIONS = public()
+FUNCTIONS = list_public_names()
 
 
 class Odd:

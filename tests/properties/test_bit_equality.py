@@ -25,9 +25,9 @@ from tests.properties.random_graphs import (
     Case,
     Outcome,
     assert_same_bits,
-    own,
     random_case,
     reference,
+    to_array,
 )
 
 STEPS = 3
@@ -83,7 +83,9 @@ def step(case: Case, graph: Graph, hosts: LocalHosts, number: int) -> list[Array
         "p", number + 1, {**bindings, DRAWS: number}, {0: named}, False, deadline=60.0
     )
     return [
-        own(fetch, result.fetches[str(i)] if str(i) in result.fetches else at_client(output, feeds))
+        to_array(
+            fetch, result.fetches[str(i)] if str(i) in result.fetches else at_client(output, feeds)
+        )
         for i, (fetch, output) in enumerate(zip(case.fetches, graph.outputs, strict=True))
     ]
 

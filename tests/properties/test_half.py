@@ -17,7 +17,19 @@ from graphflow.ir.graph import Graph
 from graphflow.ir.op import Node, Tensor
 from graphflow.ir.spec import is_half, is_inexact
 from graphflow.ops.spectral.signal import hann_window
-from tests.properties.calls import HEADS, IMG, INTS, SEQ, Call, F, M, V, _f, call_of, public
+from tests.properties.calls import (
+    HEADS,
+    IMG,
+    INTS,
+    SEQ,
+    Call,
+    F,
+    M,
+    V,
+    _f,
+    call_of,
+    list_public_names,
+)
 
 HALVES = ["bfloat16", "float16"]
 ROOMS = ("", "nn", "linalg", "fft", "signal", "optim")
@@ -100,7 +112,7 @@ def is_drawn(name: str) -> bool:
 
 CASES = [
     pytest.param(name, i, id=f"{name}-{i}")
-    for name in public()
+    for name in list_public_names()
     if is_drawn(name)
     for i in range(1 + len(OTHERS.get(name, ())))
 ]
@@ -134,7 +146,7 @@ def replace_tensors(value: Any, each: Callable[[Tensor], Tensor]) -> Any:
 
 def call(name: str, case: int) -> Call:
     if case == 0:
-        return call_of(name, public()[name])
+        return call_of(name, list_public_names()[name])
     given = OTHERS[name][case - 1]
     return (given, {}) if isinstance(given, list) else ([], given)
 
@@ -147,7 +159,7 @@ class Built:
         self.given = call(name, case)
         self.inputs: list[Tensor] = []
         args, kwargs = replace_tensors(list(self.given), lambda x: self._cast_input(x, dtype))
-        self.outputs = list(tensors(public()[name](*args, **kwargs)))
+        self.outputs = list(tensors(list_public_names()[name](*args, **kwargs)))
         self.floats = [y for y in self.outputs if is_inexact(y.dtype)]
 
     def _cast_input(self, x: Tensor, dtype: Any) -> Tensor:
@@ -164,7 +176,7 @@ class Built:
             return []
 
 
-def like(tensors: list[Tensor]) -> list[Tensor]:
+def make_placeholders(tensors: list[Tensor]) -> list[Tensor]:
     return [gf.placeholder(t.dtype, t.shape) for t in tensors]
 
 
@@ -219,7 +231,7 @@ def test_functions_and_their_gradients_round_once(name: str, case: int) -> None:
         pytest.skip(NOT_ONCE[name])
     made = build_case(name, case, "float16")
     assert double_roundings(made.outputs) == set()
-    assert double_roundings(made.gradients(like(made.floats))) == set()
+    assert double_roundings(made.gradients(make_placeholders(made.floats))) == set()
 
 
 # Values -----------------------------------------------------------------------------------------
@@ -251,7 +263,7 @@ def ints_of(made: Built, name: str) -> dict[Tensor, Any]:
 
 def results(name: str, made: Built, numbers: list[Any], along: list[Any]) -> list[list[Any]]:
     """Values, gradients and tangents of a call; `along`: cotangents, then tangents."""
-    seeds, tangents = like(made.floats), like(made.inputs)
+    seeds, tangents = make_placeholders(made.floats), make_placeholders(made.inputs)
     fed = zip([*made.inputs, *seeds, *tangents], [*numbers, *along], strict=True)
     feeds = {x: value.astype(x.dtype) for x, value in fed} | ints_of(made, name)
     fetched = [made.outputs]

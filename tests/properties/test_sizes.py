@@ -19,7 +19,7 @@ from graphflow.ir.spec import TensorSpec
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.wire.graph_codec import decode, encode
 from tests.onnx.models import info, initializer, model
-from tests.runtime.programs import alone
+from tests.runtime.programs import make_partition
 
 
 def image(x: Tensor) -> Tensor:
@@ -159,14 +159,14 @@ def test_a_users_shape_rule_is_held_to_it() -> None:
 
 
 def test_a_program_is_not_laid_out_for_negative_sizes() -> None:
-    part = alone(gf.zeros((gf.placeholder("float32", ("n",)).shape[0] - 4,)))
+    part = make_partition(gf.zeros((gf.placeholder("float32", ("n",)).shape[0] - 4,)))
     plan_layout(part, {"n": 4})
     with pytest.raises(ShapeError, match=r"fill at .*\(n - 4,\) comes to \(-1,\).* n = 3"):
         plan_layout(part, {"n": 3})
 
 
 def test_a_graph_from_the_wire_has_no_negative_size() -> None:
-    header, buffers = encode([alone(gf.zeros((4,)) + gf.random.normal((4,)))])
+    header, buffers = encode([make_partition(gf.zeros((4,)) + gf.random.normal((4,)))])
     parts = msgpack.unpackb(header)
     (drawn,) = [node for node in parts[0]["nodes"] if node[2].get("shape") == [4]][:1]
     drawn[2]["shape"] = [-4]

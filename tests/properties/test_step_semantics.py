@@ -272,7 +272,7 @@ def test_a_random_step_computes_from_the_old_state(devices: tuple[str, ...], ste
 # Randomness -----------------------------------------------------------------------------------
 
 
-def _noisy() -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
+def _build_noisy_step() -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
     with gf.random.seed(3):
         noise = gf.random.normal((4,), dtype="float64")
         other = gf.random.normal((4,), dtype="float64")
@@ -283,23 +283,23 @@ def _noisy() -> tuple[gf.Tensor, gf.Tensor, gf.Tensor]:
 def test_a_random_node_is_one_value_within_a_step_and_another_in_the_next(
     session: gf.Session,
 ) -> None:
-    noise, other, _ = _noisy()
+    noise, other, _ = _build_noisy_step()
     one, twice, alien = session.run([noise, noise * 2, other])
     assert _has_same_bits(one * 2, twice) and not _has_same_bits(one, alien)
     assert not _has_same_bits(session.run(noise), one)
 
 
 def test_numbers_repeat_from_run_to_run_under_a_seed(session: gf.Session) -> None:
-    noise, other, _ = _noisy()
+    noise, other, _ = _build_noisy_step()
     first = [session.run([noise, other]) for _ in range(3)]
-    again_noise, again_other, _ = _noisy()
+    again_noise, again_other, _ = _build_noisy_step()
     with gf.Session() as s:
         again = [s.run([again_noise, again_other]) for _ in range(3)]
     assert np.array_equal(first, again)
 
 
 def test_a_step_that_is_tried_again_draws_the_same(session: gf.Session) -> None:
-    noise, _, ok = _noisy()
+    noise, _, ok = _build_noisy_step()
     v = gf.variable(np.zeros(4), name="v")
     step = gf.assign(v, v + gf.debug.check(noise, ok, "on purpose"))
     with gf.Session() as steady:

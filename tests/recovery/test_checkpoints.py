@@ -234,11 +234,11 @@ def held_back(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
 
     go_on, original = threading.Event(), folder.write_shard
 
-    def slow(*arguments: Any) -> Any:
+    def wait_then_call(*arguments: Any) -> Any:
         assert go_on.wait(30)
         return original(*arguments)
 
-    monkeypatch.setattr("graphflow.runtime.checkpoint.remote.write_shard", slow)
+    monkeypatch.setattr("graphflow.runtime.checkpoint.remote.write_shard", wait_then_call)
     return go_on
 
 
@@ -532,7 +532,7 @@ def test_a_checkpoint_is_loaded_though_the_disk_is_full_and_written_when_the_nex
             s.run(add)
             wait_for_checkpoint(s)
         with pytest.MonkeyPatch.context() as patch:
-            _full(root, patch)
+            _fill_disk(root, patch)
             s.load(tmp_path / "best")
             assert s.step == 1 and "No space left" in str(s.checkpoint_error)
         assert read_newest_checkpoint(s, root) == (6, 6.0)  # nothing else could be written
@@ -616,7 +616,9 @@ class Losing:
         attempts: Counter[int] = Counter()
         step, losing = LocalHosts.step, self
 
-        def lossy(hosts: Any, program: str, number: int, *rest: Any, **more: Any) -> Any:
+        def lose_worker_or_step(
+            hosts: Any, program: str, number: int, *rest: Any, **more: Any
+        ) -> Any:
             attempts[id(hosts)] += 1
             if attempts[id(hosts)] in losing.at:
                 losing.at.discard(attempts[id(hosts)])
@@ -631,7 +633,7 @@ class Losing:
             return cluster
 
         monkeypatch.setattr(LocalHosts, "can_be_lost", True)
-        monkeypatch.setattr(LocalHosts, "step", lossy)
+        monkeypatch.setattr(LocalHosts, "step", lose_worker_or_step)
         monkeypatch.setattr(LocalHosts, "direct_step", lambda *_: None)
         monkeypatch.setattr(LocalHosts, "reopen", reopen)
 
@@ -719,12 +721,12 @@ def test_with_a_full_disk_training_goes_on_without_a_way_back(
     step = gf.assign(total, total + gf.sum(x))
     write = os.write
 
-    def full(file: int, data: Any) -> int:
+    def write_unless_checkpoint(file: int, data: Any) -> int:
         if threading.current_thread().name == "graphflow-checkpoint":
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(file, data)
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", write_unless_checkpoint)
     with gf.Session(checkpoint=tmp_path, every="1h") as s:
         assert s._recovery is not None
         for _ in range(60):
@@ -750,11 +752,11 @@ def test_a_damaged_base_is_left_for_the_one_before(losing: Losing, tmp_path: Pat
         assert losing.opened == 1
 
 
-def _full(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: Any) -> int:
+def _fill_disk(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_disk_full(*_: Any) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "write", raise_disk_full)
 
 
 def _replace_manifest(make: Callable[[Path], None]) -> Callable[[Path, pytest.MonkeyPatch], None]:
@@ -766,7 +768,7 @@ def _replace_manifest(make: Callable[[Path], None]) -> Callable[[Path, pytest.Mo
 
 
 TROUBLES: dict[str, Callable[[Path, pytest.MonkeyPatch], None]] = {
-    "a full disk": _full,
+    "a full disk": _fill_disk,
     "a note that is gone": _replace_manifest(lambda path: None),
     "a folder in place of the note": _replace_manifest(Path.mkdir),
     "a link that leads to itself": _replace_manifest(lambda path: path.symlink_to(path)),
@@ -920,7 +922,7 @@ def test_after_ctrl_c_training_goes_on_though_the_disk_is_full(
         with pytest.raises(KeyboardInterrupt):
             s.run(add)
         with pytest.MonkeyPatch.context() as patch:
-            _full(tmp_path, patch)
+            _fill_disk(tmp_path, patch)
             assert s.run(add).tolist() == [3] * 3
             assert s.run(add).tolist() == [4] * 3
             assert "No space left" in str(s.checkpoint_error)

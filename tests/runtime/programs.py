@@ -72,7 +72,7 @@ def place_nodes(graph: Graph, device: str = CPU, **others: str) -> dict[Node, st
     }
 
 
-def alone(*fetches: Tensor) -> Partition:
+def make_partition(*fetches: Tensor) -> Partition:
     """The one partition of fetches on one device."""
     graph = Graph(fetches).verify()
     return partition(graph, place_nodes(graph))[CPU]

@@ -33,10 +33,10 @@ from graphflow.runtime.client import remote_hosts as coordinator
 def test_what_a_session_lacks_is_told(
     error: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def scarce(*args: Any, **named: Any) -> None:
+    def raise_scarcity(*args: Any, **named: Any) -> None:
         raise error
 
-    monkeypatch.setattr(coordinator, "RemoteHosts", scarce)
+    monkeypatch.setattr(coordinator, "RemoteHosts", raise_scarcity)
     with pytest.raises(SessionError, match=told) as caught:
         gf.Session(gf.Cluster.local(2))
     assert caught.value.__cause__ is error

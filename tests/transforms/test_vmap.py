@@ -371,10 +371,10 @@ def test_random_numbers_in_a_body_differ_between_examples() -> None:
     x = gf.placeholder("float64", (4,))
 
     @gf.function
-    def noisy(scale: gf.Tensor) -> gf.Tensor:
+    def draw_noise(scale: gf.Tensor) -> gf.Tensor:
         return gf.random.uniform((5,), dtype="float64") * scale
 
-    y = gf.vmap(lambda x: noisy(gf.constant(1.0, "float64")) + x * 0.0)(x)
+    y = gf.vmap(lambda x: draw_noise(gf.constant(1.0, "float64")) + x * 0.0)(x)
     (have,) = evaluate([y], {x: np.zeros(4)})
     assert len(np.unique(have)) == have.size
 

@@ -173,7 +173,7 @@ class Bystander:
         assert max(self.seconds) < self._slowest, f"a step took {max(self.seconds):.2f} s"
 
 
-def plain(address: str) -> socket.socket:
+def open_silent_connection(address: str) -> socket.socket:
     """A connection that says nothing yet."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     made = socket.create_connection((host, int(port)))

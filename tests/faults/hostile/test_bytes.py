@@ -31,7 +31,7 @@ from tests.faults.hostile.strangers import (
     Stranger,
     are_closed,
     is_closed,
-    plain,
+    open_silent_connection,
     ports,
 )
 from tests.faults.network.proxy import Proxy
@@ -102,9 +102,9 @@ def test_other_protocols_at_every_port_and_a_thousand_silent_connections_keep_no
     heard = ports(served.worker.pid)
     assert heard == [int(served.address.rsplit(":", 1)[1])]  # there is no other
     with Bystander(served.file):
-        sockets = [plain(served.address) for _ in range(1000)]
+        sockets = [open_silent_connection(served.address) for _ in range(1000)]
         for data in BYTES.values():
-            sockets.append(plain(served.address))
+            sockets.append(open_silent_connection(served.address))
             with contextlib.suppress(OSError):  # ended before all was said
                 sockets[-1].sendall(data)
         with served.stranger() as late:  # someone new comes in meanwhile
@@ -123,7 +123,7 @@ def test_a_cap_on_connections_holds_at_once(
 ) -> None:
     (worker,) = workers(1, "--max-connections", "50")
     with Bystander(cluster_file(tmp_path, [worker.address])):
-        silent = [plain(worker.address) for _ in range(300)]
+        silent = [open_silent_connection(worker.address) for _ in range(300)]
         with record_duration(24, "capped"):
             until = time.monotonic() + 3.0
             left = [each for each in silent if not is_closed(each, 0.001)]

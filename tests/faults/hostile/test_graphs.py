@@ -27,7 +27,7 @@ from graphflow.runtime.wire.graph_codec import encode
 from graphflow.runtime.wire.messages import Hello, Load, Open, Read, Save
 from tests.faults.hostile.strangers import Bystander, Stranger
 from tests.faults.running import Running, Worker, cluster_file, record_duration, resident, took
-from tests.runtime.programs import alone
+from tests.runtime.programs import make_partition
 from tests.runtime.wire.test_graph_codec import ATTRS, INPUTS, OP, message, node_of
 
 OWN = Version.own()
@@ -43,9 +43,9 @@ def encode_changed(change: Callable[[Any], Any]) -> tuple[bytes, list[Any]]:
     return msgpack.packb(header), buffers
 
 
-def endless() -> tuple[bytes, list[Any]]:
+def encode_endless_loop() -> tuple[bytes, list[Any]]:
     one = gf.constant(np.float32(1))
-    return encode([alone(gf.while_loop(lambda v: v > 0.0, lambda v: v, one))])
+    return encode([make_partition(gf.while_loop(lambda v: v > 0.0, lambda v: v, one))])
 
 
 def encode_nested_loops(depth: int = 5) -> tuple[bytes, list[Any]]:
@@ -54,7 +54,7 @@ def encode_nested_loops(depth: int = 5) -> tuple[bytes, list[Any]]:
             lambda c, _: (body(left - 1, c), ()), v, length=10_000
         )[0]  # fmt: skip
 
-    return encode([alone(body(depth, gf.constant(np.float32(1))))])
+    return encode([make_partition(body(depth, gf.constant(np.float32(1))))])
 
 
 TOO_MUCH: dict[str, Callable[[], tuple[bytes, list[Any]]]] = {
@@ -85,7 +85,7 @@ TOO_MUCH: dict[str, Callable[[], tuple[bytes, list[Any]]]] = {
     "an op that is not known": lambda: encode_changed(
         lambda p: node_of(p, "tanh").__setitem__(OP, "exec")
     ),
-    "an endless loop": endless,
+    "an endless loop": encode_endless_loop,
     "loops in loops": encode_nested_loops,
 }
 

@@ -41,7 +41,7 @@ from graphflow.runtime.wire.messages import (
     Read,
 )
 from graphflow.runtime.worker.serving import serve
-from tests.faults.hostile.strangers import Bystander, Stranger, is_closed, plain
+from tests.faults.hostile.strangers import Bystander, Stranger, is_closed, open_silent_connection
 from tests.faults.running import Running, Script, Worker, cluster_file, record_duration, took
 
 OWN = Version.own()
@@ -236,7 +236,7 @@ class Recorder:
                 client, _ = self._server.accept()
             except OSError:
                 return
-            worker = plain(self._target)
+            worker = open_silent_connection(self._target)
             worker.settimeout(None)
             self._sockets += [client, worker]
             for ends in ((client, worker, self.said), (worker, client, [])):
@@ -315,7 +315,7 @@ def test_what_was_recorded_of_one_session_does_nothing_in_another(
     with Bystander(file) as bystander:
         replays = []
         for _ in range(3):
-            replays.append(plain(worker.address))
+            replays.append(open_silent_connection(worker.address))
             for part in (said[:10], said[10:64], said[64:]):  # as clients do
                 replays[-1].sendall(part)
                 time.sleep(0.1)
@@ -425,7 +425,7 @@ def _garbage(path: Path) -> None:
     path.write_text("nonsense\n")
 
 
-def _empty(path: Path) -> None:
+def _empty_file(path: Path) -> None:
     path.write_text("")
 
 
@@ -447,15 +447,24 @@ def _remove_file(path: Path) -> None:
     path.unlink()
 
 
-def _public(path: Path) -> None:
+def _make_public(path: Path) -> None:
     path.write_bytes(path.with_suffix(".public").read_bytes())
 
 
-def _unreadable(path: Path) -> None:
+def _make_unreadable(path: Path) -> None:
     path.chmod(0)
 
 
-SPOILT = [_garbage, _empty, _world_readable, _folder, _link, _remove_file, _public, _unreadable]
+SPOILT = [
+    _garbage,
+    _empty_file,
+    _world_readable,
+    _folder,
+    _link,
+    _remove_file,
+    _make_public,
+    _make_unreadable,
+]
 
 
 @pytest.mark.fault(49)
@@ -463,7 +472,7 @@ SPOILT = [_garbage, _empty, _world_readable, _folder, _link, _remove_file, _publ
 def test_nothing_is_served_with_a_key_file_that_is_not_as_it_should_be(
     spoil: Callable[[Path], None], keys: Mapping[str, str]
 ) -> None:
-    if spoil is _unreadable and os.geteuid() == 0:
+    if spoil is _make_unreadable and os.geteuid() == 0:
         pytest.skip("nothing is unreadable for root")
     path = Path(keys["GRAPHFLOW_KEYS"]) / "box.secret"
     spoil(path)

@@ -23,7 +23,7 @@ STEPS = 30
 
 
 @cache
-def alone(steps: int) -> list[str]:
+def train_in_one_process(steps: int) -> list[str]:
     """The losses and the final state of a training in one process."""
     run = Running(["-m", "tests.faults.recovery.training", "here", str(steps)], python=True)
     try:
@@ -84,7 +84,7 @@ def test_a_training_over_three_hosts_with_keys_equals_one_process_bit_for_bit(
 ) -> None:
     run = cluster.train(STEPS)
     assert run.wait() == 0, run.describe_output()
-    assert results(run.lines) == alone(STEPS)
+    assert results(run.lines) == train_in_one_process(STEPS)
     homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
     assert homes == [f"/worker:{i}/cpu:0" for i in range(3)]
 
@@ -100,7 +100,7 @@ def test_a_cable_that_is_cut_for_three_seconds_leaves_no_trace(cluster: Cluster)
     assert run.wait() == 0, run.describe_output()
     took(12, "longest step over hosts, cut of 3 s", run.gap())
     assert run.gap() > 2.5, "it was cut off from what it needed"
-    assert results(run.lines) == alone(STEPS)
+    assert results(run.lines) == train_in_one_process(STEPS)
 
 
 @pytest.mark.slow  # a cut of thirty seconds
@@ -119,7 +119,7 @@ def test_a_cable_that_is_cut_for_thirty_seconds_is_planned_around(
     time.sleep(max(0.0, cut + 30.0 - time.monotonic()))
     cluster.hosts.hosts[1].plug()
     assert run.wait() == 0, run.describe_output()
-    assert results(run.lines) == alone(STEPS)
+    assert results(run.lines) == train_in_one_process(STEPS)
     homes = json.loads(run.lines[-1].split(maxsplit=2)[2])
     assert len(homes) < 3, "planned around the host that was cut off"
 

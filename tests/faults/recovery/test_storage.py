@@ -40,7 +40,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(place)], check=True, timeout=20)
 
 
-def big() -> tuple[gf.Tensor, gf.Tensor]:
+def build_large_step() -> tuple[gf.Tensor, gf.Tensor]:
     """A megabyte on each of two workers, and the step that changes both."""
     parts = []
     for worker in range(2):
@@ -57,7 +57,7 @@ def wait_for_checkpoint(s: gf.Session) -> None:
 
 @pytest.mark.fault(36)
 def test_a_full_disk_leaves_the_checkpoint_before_and_the_training_going(small_disk: Path) -> None:
-    part, step = big()
+    part, step = build_large_step()
     root = small_disk / "c"
     filler = small_disk / "filler"
     with local(checkpoint=root, every=5, keep=1) as s:
@@ -94,7 +94,7 @@ def test_a_full_disk_leaves_the_checkpoint_before_and_the_training_going(small_d
 def test_a_session_whose_last_checkpoint_finds_a_full_disk_says_so_when_it_closes(
     small_disk: Path,
 ) -> None:
-    part, step = big()
+    part, step = build_large_step()
     root, rest = small_disk / "c", small_disk / "rest"
     with local(checkpoint=root, every=1) as s:
         s.run(step)
@@ -123,7 +123,7 @@ def test_a_worker_that_does_not_see_the_directory_sends_its_variables(
     elsewhere.mkdir()
     (near,) = workers(1, "--checkpoints", str(root))
     (far,) = workers(1, "--checkpoints", str(elsewhere))
-    part, step = big()
+    part, step = build_large_step()
     cluster = cluster_file(tmp_path, [near.address, far.address])
     with gf.Session(cluster, trial=False, checkpoint=tmp_path / "c", every=3) as s:
         for _ in range(3):
@@ -143,7 +143,7 @@ def test_steps_go_on_while_a_checkpoint_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The worker's disk is slow: each write waits a moment."""
-    part, step = big()
+    part, step = build_large_step()
     slow = tmp_path / "sitecustomize.py"
     slow.write_text(
         "import os, threading, time\n"

@@ -45,7 +45,7 @@ class Watch:
         self.pids += found
         return found
 
-    def after(self, numbers: set[int], act: Callable[[], None]) -> None:
+    def act_after(self, numbers: set[int], act: Callable[[], None]) -> None:
         """Act after some certificates, numbered from 1."""
         take, count = FitMonitor.take, 0
 
@@ -102,7 +102,7 @@ def check(estimator: Any, model: Any, x: Any, y: Any) -> None:
 )
 def test_a_fit_goes_on_when_a_worker_is_killed(watch: Watch, estimator: Any) -> None:
     x, y = table(True)
-    watch.after({2}, watch.kill)
+    watch.act_after({2}, watch.kill)
     model = fit(estimator, x, y, cluster=local(), local_steps=4)
     check(estimator, model, x, y)
     assert len(watch.fits) == 1 and watch.fits[0]._restarts == 1 and watch.are_all_gone()
@@ -117,7 +117,7 @@ def test_a_fit_goes_on_when_a_worker_is_killed(watch: Watch, estimator: Any) -> 
 @pytest.mark.parametrize("delay", [0.0, 0.003, 0.02])
 def test_a_worker_may_die_at_any_moment_of_a_round(watch: Watch, delay: float) -> None:
     x, y = table(True, rows=3000)
-    watch.after({1}, lambda: threading.Timer(delay, watch.kill).start())
+    watch.act_after({1}, lambda: threading.Timer(delay, watch.kill).start())
     model = fit(SVC, x, y, cluster=local())
     check(SVC, model, x, y)
     assert watch.are_all_gone()
@@ -125,7 +125,7 @@ def test_a_worker_may_die_at_any_moment_of_a_round(watch: Watch, delay: float) -
 
 @pytest.mark.slow
 def test_workers_that_are_started_anew_read_their_rows_again(watch: Watch, file: Path) -> None:
-    watch.after({2}, watch.kill)
+    watch.act_after({2}, watch.kill)
     svc = clone(SVC).set_params(tol=1e-7)
     model = clone(svc).set_params(cluster=local()).fit(gf.linear.open(file))
     alone = svc.fit(gf.linear.open(file))
@@ -136,7 +136,7 @@ def test_workers_that_are_started_anew_read_their_rows_again(watch: Watch, file:
 @pytest.mark.slow
 def test_the_fourth_loss_ends_a_fit(watch: Watch) -> None:
     x, y = table(True)
-    watch.after({1, 2, 3, 4}, watch.kill)
+    watch.act_after({1, 2, 3, 4}, watch.kill)
     with pytest.raises(WorkerLost) as failure:
         fit(SVC, x, y, cluster=local())
     assert "anew 3 times" in failure.value.__notes__[-1]
@@ -146,7 +146,7 @@ def test_the_fourth_loss_ends_a_fit(watch: Watch) -> None:
 @pytest.mark.slow
 def test_a_session_with_checkpoints_goes_on_by_itself(watch: Watch, tmp_path: Path) -> None:
     x, y = table(True)
-    watch.after({2}, watch.kill)
+    watch.act_after({2}, watch.kill)
     with gf.Session(local(), trial=False, checkpoint=tmp_path) as s:
         model = fit(SVC, x, y, cluster=s)
         check(SVC, model, x, y)
@@ -156,7 +156,7 @@ def test_a_session_with_checkpoints_goes_on_by_itself(watch: Watch, tmp_path: Pa
 @pytest.mark.slow
 def test_a_session_without_checkpoints_ends_a_fit_and_says_what_to_do(watch: Watch) -> None:
     x, y = table(True)
-    watch.after({2}, watch.kill)
+    watch.act_after({2}, watch.kill)
     with pytest.raises(WorkerLost) as failure, gf.Session(local(), trial=False) as s:
         fit(SVC, x, y, cluster=s)
     assert any("gf.Cluster" in note for note in failure.value.__notes__)
@@ -170,7 +170,7 @@ def interrupt(watch: Watch, cluster: gf.Cluster, delay: float | None) -> None:
     def strike() -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    watch.after({3}, strike if delay is None else threading.Timer(delay, strike).start)
+    watch.act_after({3}, strike if delay is None else threading.Timer(delay, strike).start)
     model = gf.linear.LinearSVC(C=100.0, tol=1e-15, max_iter=10**6, cluster=cluster)
     with pytest.raises(KeyboardInterrupt):
         model.fit(x, np.where(y > 0, "yes", "no"))

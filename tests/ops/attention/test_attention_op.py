@@ -26,7 +26,7 @@ def value(tensor: Any) -> Any:
     return evaluate([tensor])[0]
 
 
-def plain(q: Any, k: Any, v: Any, seen: Any = True, scale: float | None = None) -> Any:
+def attend_by_matrix(q: Any, k: Any, v: Any, seen: Any = True, scale: float | None = None) -> Any:
     """Attention by the whole matrix; zeros for who sees nothing."""
     group = q.shape[-3] // k.shape[-3]
     k, v = np.repeat(k, group, -3), np.repeat(v, group, -3)
@@ -62,7 +62,7 @@ def test_blocks_of_any_size_give_what_the_whole_matrix_gives(
         for name, size in zip(("_QUERIES", "_KEYS", "_SCORES"), blocks, strict=True):
             patch.setattr(attention_blocks, name, size)
         have = value(nn.attention(q, k, v, causal=causal, window=window, offset=offset))
-    np.testing.assert_allclose(have, plain(q, k, v, seen), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(have, attend_by_matrix(q, k, v, seen), rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("shape", [(5,), (4, 5), (2, 1, 4, 5), (3, 1, 1, 1, 5), (3, 2, 4, 4, 5)])
@@ -72,7 +72,7 @@ def test_masks_broadcast_and_hide_or_are_added(shape: tuple[int, ...]) -> None:
     if len(shape) == 4:
         q, k, v = q[0], k[0], v[0]
     mask = rng.random(shape) < 0.7
-    want = plain(q, k, v, mask)
+    want = attend_by_matrix(q, k, v, mask)
     np.testing.assert_allclose(value(nn.attention(q, k, v, mask)), want, rtol=1e-10)
     added = np.where(mask, 0, -np.inf)
     np.testing.assert_allclose(value(nn.attention(q, k, v, added)), want, rtol=1e-10)
@@ -127,7 +127,7 @@ def test_sizes_may_be_unknown_and_halves_are_computed_in_float32() -> None:
     x = np.random.default_rng(0).normal(0, 4, (3, 2, 5, 4)).astype("float16")
     have, slope = evaluate([y, *gf.gradients(gf.sum(y), [q])], {q: x})
     wide = x.astype("float64")
-    want = plain(wide, wide, wide, np.tri(5, dtype=bool))
+    want = attend_by_matrix(wide, wide, wide, np.tri(5, dtype=bool))
     np.testing.assert_allclose(have, want, rtol=2e-3, atol=2e-3)
     assert slope.dtype == "float16" and np.isfinite(slope).all()
 
@@ -141,7 +141,7 @@ def test_one_head_needs_no_axis(shape: tuple[int | str | None, ...]) -> None:
     assert y.shape == q.shape and y.name == "alone"
     have, slope = evaluate([y, *gf.gradients(gf.sum(y**2), [q])], {q: x})
     heads = x[None]
-    want = plain(heads, heads, heads, mask & np.tri(5, dtype=bool))[0]
+    want = attend_by_matrix(heads, heads, heads, mask & np.tri(5, dtype=bool))[0]
     np.testing.assert_allclose(have, want, atol=1e-12)
     whole = gf.constant(heads)
     loss = gf.sum(nn.attention(whole, whole, whole, mask, causal=True) ** 2)

@@ -12,12 +12,12 @@ import graphflow as gf
 from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.graph import Graph
 from graphflow.ir.op import FUNCTIONS, Tensor
-from tests.properties.calls import call_of, public
+from tests.properties.calls import call_of, list_public_names
 
 HALVES = ["bfloat16", "float16"]
 COMPOSITES = {
     name: f
-    for name, f in public().items()
+    for name, f in list_public_names().items()
     if getattr(f, "__code__", None) is not None and f.__code__.co_name == "wrapper"
     and f.__code__.co_filename.endswith("composite.py")
 }  # fmt: skip

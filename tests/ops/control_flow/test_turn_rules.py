@@ -16,7 +16,7 @@ from graphflow.ir.graph import Graph
 from graphflow.passes import optimize
 from graphflow.runtime.wire.graph_codec import decode, encode
 from tests.ops.communication.servers import server_and_workers, window_rules
-from tests.runtime.programs import alone
+from tests.runtime.programs import make_partition
 
 RULES = window_rules([2, 1], consistency="ssp", staleness=1, aggregate=2)
 
@@ -29,7 +29,7 @@ def test_rules_survive_passes_and_bytes() -> None:
     weights, came, seen = server_and_workers(np.ones(3), [2, 1])
     graph = optimize(Graph([weights, came, *seen]))
     assert rules_in(graph) == [window_rules([2, 1])]
-    (twin,) = decode(*encode([alone(*graph.outputs)]))
+    (twin,) = decode(*encode([make_partition(*graph.outputs)]))
     assert rules_in(twin.graph) == [window_rules([2, 1])]
 
 
@@ -63,7 +63,7 @@ def test_rules_that_do_not_fit_are_refused(wrong: dict[str, Any], message: str) 
 
 def test_rules_from_the_wire_are_checked() -> None:
     weights, _, _ = server_and_workers(np.ones(3), [2, 1])
-    header, buffers = encode([alone(weights)])
+    header, buffers = encode([make_partition(weights)])
     for wrong in ([[0], [7], [2], "ssp", 1, 1], [[0], [1], [-2], "ssp", 1, 1], [1, 2], "ssp"):
         parts = msgpack.unpackb(header)
         (attrs,) = [node[2] for node in parts[0]["nodes"] if node[0] == "concurrent"]

@@ -44,7 +44,7 @@ def value(build: Any, x: Array) -> Array:
     return np.asarray(evaluate([build(p)], {p: x})[0])
 
 
-def dense(rows: WeightTable, n: int) -> Array:
+def make_dense(rows: WeightTable, n: int) -> Array:
     matrix = np.zeros((len(rows.inputs), n))
     np.add.at(matrix, (np.arange(len(matrix))[:, None], rows.inputs), rows.weights)
     return matrix
@@ -58,13 +58,13 @@ def test_tables_take_means_and_their_transposes_are_tables(
     assert (
         rows.inputs.shape == rows.weights.shape and 0 <= rows.inputs.min() <= rows.inputs.max() < n
     )
-    matrix = dense(rows, n)
+    matrix = make_dense(rows, n)
     sums = matrix.sum(axis=1)
     inside = np.abs(sums - 1) < 1e-9
     assert (inside | (sums == 0)).all()
     if rule.coordinates != "tf_crop_and_resize" and not rule.exclude_outside:
         assert inside.all()
-    np.testing.assert_array_equal(dense(transposed_table(n, m, rule), m), matrix.T)
+    np.testing.assert_array_equal(make_dense(transposed_table(n, m, rule), m), matrix.T)
 
 
 LINE = np.array([[[1.0, 2.0, 4.0, 8.0]]])
@@ -118,9 +118,9 @@ def test_axes_one_after_the_other_and_channels_last() -> None:
         both,
         np.einsum(
             "ih,nchw,jw->ncij",
-            dense(rows, 4),
+            make_dense(rows, 4),
             a,
-            dense(weight_table(5, 3, ResampleRule("cubic")), 5),
+            make_dense(weight_table(5, 3, ResampleRule("cubic")), 5),
         ),
         rtol=1e-12,
     )

@@ -17,7 +17,7 @@ def value(tensor: Any) -> Any:
     return evaluate([tensor])[0]
 
 
-def standard(x: np.ndarray, axes: tuple[int, ...], epsilon: float = 1e-5) -> np.ndarray:
+def standardize(x: np.ndarray, axes: tuple[int, ...], epsilon: float = 1e-5) -> np.ndarray:
     centred = x - x.mean(axes, keepdims=True)
     return centred / np.sqrt(x.var(axes, keepdims=True) + epsilon)
 
@@ -62,7 +62,7 @@ def test_batch_norm_in_training_moves_the_statistics_as_torch_or_onnx_does(
     )
     y, new_mean, new_variance = evaluate(results, {x: image})
     axes = (0, 2, 3)
-    want = standard(image, axes) * column(scale) + column(bias)
+    want = standardize(image, axes) * column(scale) + column(bias)
     np.testing.assert_allclose(y, want, rtol=1e-10)
     np.testing.assert_allclose(new_mean, 0.7 * mean + 0.3 * image.mean(axes), rtol=1e-12)
     batch = image.var(axes, ddof=int(unbiased))
@@ -94,11 +94,11 @@ def test_group_and_instance_norm_are_standardisations_of_parts(
     image: np.ndarray, channels: np.ndarray
 ) -> None:
     scale, bias = column(channels[0]), column(channels[1])
-    groups = standard(image.reshape(3, 2, 2, 2, 5), (2, 3, 4)).reshape(image.shape)
+    groups = standardize(image.reshape(3, 2, 2, 2, 5), (2, 3, 4)).reshape(image.shape)
     have = value(nn.group_norm(image, 2, channels[0], channels[1]))
     np.testing.assert_allclose(have, groups * scale + bias, rtol=1e-10)
     have = value(nn.instance_norm(image, channels[0], channels[1]))
-    np.testing.assert_allclose(have, standard(image, (2, 3)) * scale + bias, rtol=1e-10)
+    np.testing.assert_allclose(have, standardize(image, (2, 3)) * scale + bias, rtol=1e-10)
     last = np.moveaxis(image, 1, -1).copy()
     have = value(nn.group_norm(last, 2, channels[0], channels[1], channels_last=True))
     np.testing.assert_allclose(np.moveaxis(have, -1, 1), groups * scale + bias, rtol=1e-10)
@@ -113,7 +113,7 @@ def test_rms_norm_divides_by_the_root_of_the_mean_square() -> None:
 
 def test_scale_and_bias_of_layer_norm_may_be_left_out() -> None:
     x, v = np.random.default_rng(0).normal(size=(3, 4)), np.arange(4.0)
-    unit = standard(x, (1,))
+    unit = standardize(x, (1,))
     np.testing.assert_allclose(value(nn.layer_norm(x)), unit, rtol=1e-10)
     np.testing.assert_allclose(value(nn.layer_norm(x, v)), unit * v, rtol=1e-10)
     np.testing.assert_allclose(value(nn.layer_norm(x, None, v)), unit + v, rtol=1e-10)

@@ -30,7 +30,7 @@ from graphflow.ops.tables.hash_index import (
     view_state,
 )
 from graphflow.runtime.memory.memory_layout import plan_layout
-from tests.runtime.programs import alone
+from tests.runtime.programs import make_partition
 
 Array = np.ndarray[Any, Any]
 Data, Shard = gf.parallel.Data, gf.parallel.Shard
@@ -376,7 +376,7 @@ def test_a_step_on_a_large_table_takes_memory_for_the_ids_that_occur() -> None:
         loss = gf.sum(gf.square(table(ids) - 1.0))
     for optimizer in (gf.optim.SGD(0.1), gf.optim.Adam(0.1)):
         step = REGISTRY["group"](optimizer.minimize(loss), *updates)
-        layout = plan_layout(alone(step), {})
+        layout = plan_layout(make_partition(step), {})
         assert layout.arena.nbytes < 40 * 256 * 64 * 4  # the index alone has 40 MB
         assert {node.op.name for node in layout.deferred} >= {"update_rows", "hash_insert"}
 

@@ -17,7 +17,7 @@ from graphflow.ir.op import REGISTRY
 from graphflow.placement.cost_model.problem_builder import build_problem
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from tests.placement.speeds import profile
-from tests.runtime.programs import alone
+from tests.runtime.programs import make_partition
 
 RNG = np.random.default_rng(0)
 TABLE = RNG.standard_normal((7, 3)).astype("float32")
@@ -126,7 +126,7 @@ def test_lazy_momentum_decays_only_where_rows_occur() -> None:
 
 
 def _layout(fetch: gf.Tensor) -> MemoryLayout:
-    return plan_layout(alone(fetch), {})
+    return plan_layout(make_partition(fetch), {})
 
 
 def test_a_step_on_a_million_rows_takes_memory_for_those_that_occur() -> None:

@@ -42,7 +42,7 @@ class LassoProblem:
         error = self.features @ weights - self.targets
         return float(0.5 * error @ error + self.strength * abs(weights).sum())
 
-    def least(self) -> float:
+    def find_least_value(self) -> float:
         """The least value, by scikit-learn's coordinate descent."""
         solver = Lasso(
             self.strength / len(self.targets), fit_intercept=False, tol=1e-15, max_iter=100_000

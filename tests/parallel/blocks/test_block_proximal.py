@@ -97,7 +97,7 @@ def test_the_measured_curvature_bounds_what_a_step_meets(scales: float) -> None:
 def lasso() -> tuple[LassoProblem, float]:
     """A lasso of 500 examples and 2,000 columns, and its least value."""
     problem = LassoProblem(500, 2000)
-    return problem, problem.least()
+    return problem, problem.find_least_value()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_the_filter_sends_a_few_percent_and_reaches_the_same_optimum(
 def test_a_column_that_was_left_out_too_early_comes_back() -> None:
     """The first passes leave out columns that the optimum uses."""
     problem = LassoProblem(50, 40, alike=4, share=0.5, strength=0.02, seed=3)
-    least = problem.least()
+    least = problem.find_least_value()
     strategy = BlockProximal(6, 2, L1(problem.strength), kkt=0.0, tol=1e-8)
     model = Model(problem, strategy)
     early: set[int] = set()
@@ -195,7 +195,7 @@ def test_float32_weights_converge_to_their_rounding() -> None:
             if strategy.progress(s, w).converged:
                 break
         assert strategy.progress(s, w).converged
-        assert problem.excess(np.float64(s.get(w)), problem.least()) < 1e-5
+        assert problem.excess(np.float64(s.get(w)), problem.find_least_value()) < 1e-5
 
 
 def test_rows_of_a_weight_matrix_share_their_zeros() -> None:

@@ -48,7 +48,7 @@ def resize_sample(op: Op, sample: Sample, rng: random.Random) -> Sample:
     return accept_sample(op, replace(sample, inputs=inputs)) or sample
 
 
-def exact(op: Op, sample: Sample) -> Sample:
+def to_float64(op: Op, sample: Sample) -> Sample:
     """The sample in float64, if the op takes that."""
     return accept_sample(op, to_double(sample)) or sample
 
@@ -123,7 +123,7 @@ def check(op: Op, number: int, seed: int) -> None:
     sample = op.samples[number]
     if sample.make is None and op.name not in AS_THEY_ARE and rng.random() < 0.8:
         sample = resize_sample(op, sample, rng)
-    sample = exact(op, sample)
+    sample = to_float64(op, sample)
     arrays = draw(sample, op.name)
     xs: list[Tensor] = [gf.placeholder(a.dtype, a.shape) for a in arrays]
     made = op(*xs, **sample.attrs)

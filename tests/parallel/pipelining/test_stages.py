@@ -55,7 +55,7 @@ def test_the_planner_divides_a_chain_evenly(count: int, wanted: list[int]) -> No
 
 
 def test_a_slow_link_moves_the_cut_to_where_little_crosses() -> None:
-    def narrow() -> Tensor:
+    def build_narrow_network() -> Tensor:
         x = gf.placeholder("float32", (64, 256), name="x")
         h: Tensor = x
         for i, (n, m) in enumerate([(256, 256), (256, 256), (256, 4), (4, 256), (256, 256)]):
@@ -66,7 +66,7 @@ def test_a_slow_link_moves_the_cut_to_where_little_crosses() -> None:
         there = gf.Cluster.hypothetical(
             2, flops=1e12, bandwidth=1e12, memory=1 << 30, launch=0.0, link_bandwidth=bandwidth
         )
-        loss = narrow()
+        loss = build_narrow_network()
         found = stages_of(loss, 2, there)
         return [found[node] for node in Graph([loss]).of_op("matmul")]
 

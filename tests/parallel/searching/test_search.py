@@ -402,7 +402,9 @@ def test_a_busy_machine_changes_what_nodes_took_and_not_the_choice(
 # Clusters and models of all kinds -----------------------------------------------------------------
 
 
-def unequal(*flops: float, latency: float = 1e-6, bandwidth: float = 1e12) -> gf.Cluster:
+def make_unequal_cluster(
+    *flops: float, latency: float = 1e-6, bandwidth: float = 1e12
+) -> gf.Cluster:
     devices = [
         f'[[workers]]\ndevices = [{{ name = "gpu:0", flops = {f}, bandwidth = 1e11, '
         'memory = "1GiB", launch = 1e-6 }]'
@@ -427,17 +429,19 @@ def loads_cluster(text: str) -> gf.Cluster:
 @pytest.mark.slow
 def test_of_devices_of_differing_speed_the_fast_ones_are_used() -> None:
     x, loss = network(256, 2)
-    found = auto(loss, unequal(1e11, 1e12, 1e12, 1e12), shapes={x: (1 << 14, 256)}, quiet=True)
+    found = auto(
+        loss, make_unequal_cluster(1e11, 1e12, 1e12, 1e12), shapes={x: (1 << 14, 256)}, quiet=True
+    )
     assert found.best.name.endswith("on 3 of 4")
     assert found.best.strategy.devices[0] == "/worker:1/gpu:0"
-    far = auto(loss, unequal(1e12, 1e10), shapes={x: (1 << 14, 256)}, quiet=True)
+    far = auto(loss, make_unequal_cluster(1e12, 1e10), shapes={x: (1 << 14, 256)}, quiet=True)
     assert far.best.strategy is None and far.device == "/worker:0/gpu:0"
 
 
 @pytest.mark.slow
 def test_over_a_slow_link_and_for_a_tiny_network_one_device_is_best() -> None:
     x, loss = network(256, 2)
-    slow = unequal(1e12, 1e12, latency=1e-2, bandwidth=1e6)
+    slow = make_unequal_cluster(1e12, 1e12, latency=1e-2, bandwidth=1e6)
     assert auto(loss, slow, shapes={x: (4096, 256)}, quiet=True).best.strategy is None
     there = gf.Cluster.hypothetical(
         4, flops=1e12, bandwidth=1e11, memory=1 << 30, launch=1e-6, link_latency=1e-4,
@@ -455,15 +459,15 @@ def test_one_device_leaves_no_choice(capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_what_cannot_be_cut_is_said_and_the_rest_is_tried() -> None:
-    def whys(loss: Tensor) -> dict[str, CandidateResult]:
+    def search_by_name(loss: Tensor) -> dict[str, CandidateResult]:
         return {each.name: each for each in auto(loss, TWO, quiet=True).tried}
 
     w = gf.variable(np.ones((512, 512), "float32"))
-    without_batch = whys(gf.mean(gf.square(w @ w)))
+    without_batch = search_by_name(gf.mean(gf.square(w @ w)))
     assert "which placeholders hold the batch" in without_batch["data 2"].why_not
     assert not without_batch["model 2"].why_not
     x = gf.placeholder("float32", (3, 512))
-    small = whys(gf.mean(gf.square(gf.tanh(x @ w) @ w)))
+    small = search_by_name(gf.mean(gf.square(gf.tanh(x @ w) @ w)))
     assert not small["data 2"].why_not  # a batch that does not divide has a remainder
     assert "batch of 3 is smaller than its 4 parts" in small["2 stages 1f1b of 4"].why_not
 
@@ -498,7 +502,7 @@ def test_under_a_name_scope_it_is_the_same() -> None:
 
 def test_for_other_devices_than_the_first_the_choice_trains_where_there_is_one() -> None:
     x, loss = network(256, 2)
-    cluster = unequal(1e11, 1e12, 1e12)
+    cluster = make_unequal_cluster(1e11, 1e12, 1e12)
     found = auto(loss, cluster, shapes={x: (1 << 14, 256)}, quiet=True)
     assert found.best.strategy.devices is not None
     seen = []

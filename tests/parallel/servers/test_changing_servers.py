@@ -212,7 +212,8 @@ def test_a_worker_that_cannot_join_is_refused() -> None:
         before = s.cluster
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                "graphflow.planning.migration.server_copies.ServerCopies.check_memory", _full
+                "graphflow.planning.migration.server_copies.ServerCopies.check_memory",
+                _raise_no_room,
             )
             with pytest.raises(MemoryLimitError, match="no room"):
                 s.add_server()
@@ -222,5 +223,5 @@ def test_a_worker_that_cannot_join_is_refused() -> None:
         s.run(model.train, model.feeds(2))
 
 
-def _full(copies: Any) -> None:
+def _raise_no_room(copies: Any) -> None:
     raise MemoryLimitError("no room")

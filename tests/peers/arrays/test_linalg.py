@@ -35,7 +35,7 @@ def draw_matrices(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
     return x + 1j * rng.normal(size=shape) if is_complex else x
 
 
-def regular(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
+def draw_regular_matrices(seed: int, shape: tuple[int, ...], is_complex: bool) -> Any:
     """Matrices with a spectrum that is well separated and away from 0."""
     x = draw_matrices(seed, shape, is_complex)
     diagonal = range(min(shape[-2:]))
@@ -109,13 +109,19 @@ def test_square_matrices(
     name: str, n: int, batch: tuple[int, ...], is_complex: bool, seed: int
 ) -> None:
     ours, theirs = SQUARE[name]
-    agree(ours, theirs, [regular(seed, (*batch, n, n), is_complex)], rtol=1e-7, atol=1e-8)
+    agree(
+        ours,
+        theirs,
+        [draw_regular_matrices(seed, (*batch, n, n), is_complex)],
+        rtol=1e-7,
+        atol=1e-8,
+    )
 
 
 @pytest.mark.parametrize("n", [2, 3])
 @pytest.mark.parametrize("is_complex", [False, True])
 def test_general_eigenvalues_in_the_order_of_their_size(n: int, is_complex: bool) -> None:
-    x = regular(0, (n, n), is_complex)
+    x = draw_regular_matrices(0, (n, n), is_complex)
     order = np.argsort(-np.abs(np.linalg.eigvals(x)))
 
     def both(values: Any, vectors: Any, take: Any) -> list[Any]:
@@ -167,7 +173,13 @@ def test_matrices_of_any_shape(
     name: str, m: int, n: int, batch: tuple[int, ...], is_complex: bool, seed: int
 ) -> None:
     ours, theirs = ANY[name]
-    agree(ours, theirs, [regular(seed, (*batch, m, n), is_complex)], rtol=1e-7, atol=1e-8)
+    agree(
+        ours,
+        theirs,
+        [draw_regular_matrices(seed, (*batch, m, n), is_complex)],
+        rtol=1e-7,
+        atol=1e-8,
+    )
 
 
 @given(SIZES, SIZES, BATCHES, COMPLEX, SEEDS, st.booleans(), st.booleans())
@@ -175,7 +187,10 @@ def test_matrices_of_any_shape(
 def test_systems(
     n: int, k: int, batch: tuple[int, ...], is_complex: bool, seed: int, lower: bool, unit: bool
 ) -> None:
-    a, b = regular(seed, (*batch, n, n), is_complex), draw_matrices(seed + 1, (n, k), is_complex)
+    a, b = (
+        draw_regular_matrices(seed, (*batch, n, n), is_complex),
+        draw_matrices(seed + 1, (n, k), is_complex),
+    )
     # of a (2, n, n) and b (2, n) torch would solve for vectors
     agree(OURS.solve, lambda a, b: THEIRS.solve(a, b.expand(*batch, n, k)), [a, b])
     a = (np.tril if lower else np.triu)(a)
@@ -192,7 +207,10 @@ def test_systems(
 @given(SIZES, SIZES, SIZES, BATCHES, SEEDS)
 @settings(max_examples=20)
 def test_least_squares(m: int, n: int, k: int, batch: tuple[int, ...], seed: int) -> None:
-    a, b = regular(seed, (*batch, m, n), False), draw_matrices(seed + 1, (*batch, m, k), False)
+    a, b = (
+        draw_regular_matrices(seed, (*batch, m, n), False),
+        draw_matrices(seed + 1, (*batch, m, k), False),
+    )
     agree(OURS.lstsq, lambda a, b: THEIRS.lstsq(a, b).solution, [a, b], rtol=1e-7, atol=1e-8)
 
 

@@ -20,7 +20,7 @@ KINDS = ["RNN", "LSTM", "GRU"]
 FUNCTIONS = {"RNN": nn.rnn, "LSTM": nn.lstm, "GRU": nn.gru}
 
 
-def flat(result: Any) -> list[Any]:
+def flatten_results(result: Any) -> list[Any]:
     """y, h and perhaps c."""
     y, state = result
     return [y, *(state if isinstance(state, tuple) else (state,))]
@@ -49,7 +49,7 @@ def test_functions(
     def ours(x: Any, w: Any, r: Any, *rest: Any) -> list[Any]:
         bias, initial = (rest[0], rest[1:]) if given else (None, rest)
         direction = "bidirectional" if directions == 2 else "forward"
-        return flat(
+        return flatten_results(
             FUNCTIONS[kind](
                 x, w, r, bias, tuple(initial), direction=direction, batch_first=batch_first
             )
@@ -79,11 +79,11 @@ def test_layers_with_lengths(kind: str, layers: int, both: bool, lengths: list[i
     pack, unpack = torch.nn.utils.rnn.pack_padded_sequence, torch.nn.utils.rnn.pad_packed_sequence
 
     def theirs(x: Any) -> list[Any]:
-        y, *state = flat(there(pack(x, lengths, enforce_sorted=False)))
+        y, *state = flatten_results(there(pack(x, lengths, enforce_sorted=False)))
         return [unpack(y, total_length=4)[0], *state]
 
     x = rng.normal(size=(4, len(lengths), 3))
-    agree(lambda x: flat(here(x, lengths=np.array(lengths))), theirs, [x], feeds=feeds)
+    agree(lambda x: flatten_results(here(x, lengths=np.array(lengths))), theirs, [x], feeds=feeds)
 
 
 @pytest.mark.parametrize("kind", KINDS)

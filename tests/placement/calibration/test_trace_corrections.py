@@ -37,7 +37,7 @@ def learn_ratios(*ratios: float, bucket: Bucket = MATMUL) -> TraceCorrections:
     return known
 
 
-def like(bucket: Bucket, **changes: Any) -> Bucket:
+def copy_bucket(bucket: Bucket, **changes: Any) -> Bucket:
     return Bucket(**{name: changes.get(name, getattr(bucket, name)) for name in bucket.__slots__})
 
 
@@ -65,10 +65,10 @@ def test_what_was_learned_on_a_busy_machine_is_revised_by_a_few_later_steps() ->
 
 def test_the_same_node_beside_busy_neighbours_tells_more_than_another_one() -> None:
     known = learn_ratios(3.0, bucket=EXP)
-    known.observe(like(EXP, busy=True, flops=21), 9e-3, 1e-3)
-    assert known.factor(like(EXP, busy=True)) == 3.0
-    known.observe(like(EXP, busy=True), 5e-3, 1e-3)
-    assert known.factor(like(EXP, busy=True)) == pytest.approx(4.0)
+    known.observe(copy_bucket(EXP, busy=True, flops=21), 9e-3, 1e-3)
+    assert known.factor(copy_bucket(EXP, busy=True)) == 3.0
+    known.observe(copy_bucket(EXP, busy=True), 5e-3, 1e-3)
+    assert known.factor(copy_bucket(EXP, busy=True)) == pytest.approx(4.0)
     assert known.factor(EXP) == 3.0
 
 
@@ -80,23 +80,25 @@ def test_nothing_learned_corrects_nothing() -> None:
 
 def test_the_closest_bucket_of_an_op_tells_about_others_the_less_the_farther() -> None:
     known = learn_ratios(3.0, bucket=EXP)
-    near, far = like(EXP, flops=22, bytes=26), like(EXP, flops=60, bytes=64)
+    near, far = copy_bucket(EXP, flops=22, bytes=26), copy_bucket(EXP, flops=60, bytes=64)
     assert 1.0 < known.factor(far) < known.factor(near) < 3.0
-    assert known.factor(like(EXP, busy=True)) == pytest.approx(3.0, rel=0.2)
+    assert known.factor(copy_bucket(EXP, busy=True)) == pytest.approx(3.0, rel=0.2)
 
 
 def test_an_op_that_was_never_seen_takes_after_what_is_bound_by_the_same_on_its_device() -> None:
     known = learn_ratios(3.0, bucket=EXP)
-    known.observe(like(EXP, op="add", flops=2, bytes=4), 9e-3, 1e-3)  # tiny: mostly its launch
-    assert known.factor(like(EXP, op="tanh")) == pytest.approx(3.0)
-    assert known.factor(like(EXP, op="sum", kind="other")) == pytest.approx(3.0)
+    known.observe(
+        copy_bucket(EXP, op="add", flops=2, bytes=4), 9e-3, 1e-3
+    )  # tiny: mostly its launch
+    assert known.factor(copy_bucket(EXP, op="tanh")) == pytest.approx(3.0)
+    assert known.factor(copy_bucket(EXP, op="sum", kind="other")) == pytest.approx(3.0)
     assert known.factor(MATMUL) == 1.0
-    assert known.factor(like(EXP, device="|gpu|1")) == 1.0
+    assert known.factor(copy_bucket(EXP, device="|gpu|1")) == 1.0
 
 
 def test_a_product_that_reads_an_operand_across_is_another_one_of_the_same_op() -> None:
     known = learn_ratios(3.0, bucket=MATMUL)
-    across = like(MATMUL, op="matmul·b")
+    across = copy_bucket(MATMUL, op="matmul·b")
     assert 1.0 < known.factor(across) < 3.0
     known.observe(across, 1.5e-3, 1e-3)
     assert known.factor(across) == pytest.approx(1.5)
@@ -146,9 +148,9 @@ def test_samples_and_buckets_are_bounded_and_the_latest_stay(
     known = learn_ratios(*[9.0] * SAMPLES, *[2.0] * SAMPLES)
     assert known.factor(MATMUL) == 2.0
     for flops in range(100, 109):
-        known.observe(like(MATMUL, flops=flops), 5e-3, 1e-3)
+        known.observe(copy_bucket(MATMUL, flops=flops), 5e-3, 1e-3)
     assert len(known) == 10
-    known.observe(like(MATMUL, flops=200), 5e-3, 1e-3)
+    known.observe(copy_bucket(MATMUL, flops=200), 5e-3, 1e-3)
     assert len(known) == 10 < BUCKETS
     assert MATMUL not in known._nodes
 
@@ -244,27 +246,27 @@ def test_lessons_about_steps_are_kept() -> None:
 
 def test_the_evidence_of_a_bucket_is_what_its_factor_rests_on() -> None:
     known = learn_ratios(*[3.0] * 20, bucket=EXP)
-    own, near = known.evidence(EXP), known.evidence(like(EXP, flops=30))
+    own, near = known.evidence(EXP), known.evidence(copy_bucket(EXP, flops=30))
     assert own.is_own and not own.busy and len(own.ratios) == module.RECENT
     assert not near.is_own and len(near.ratios) == 1 and near.weight < 1
-    assert known.factor(like(EXP, flops=30)) == pytest.approx(3.0**near.weight)
-    assert known.evidence(like(EXP, busy=True)).source == own.source
-    assert not known.evidence(like(EXP, device="|gpu|1")).ratios
+    assert known.factor(copy_bucket(EXP, flops=30)) == pytest.approx(3.0**near.weight)
+    assert known.evidence(copy_bucket(EXP, busy=True)).source == own.source
+    assert not known.evidence(copy_bucket(EXP, device="|gpu|1")).ratios
 
 
 def test_the_errors_of_observed_nodes_tell_of_their_class_once_they_are_several() -> None:
     known = TraceCorrections()
     for i in range(module.FEW):
-        assert known.evidence(like(EXP, flops=60)).class_deviation == 0.0
-        known.observe(like(EXP, flops=i), 2e-3, 1e-3)
-    deviation = known.evidence(like(EXP, flops=60)).class_deviation
+        assert known.evidence(copy_bucket(EXP, flops=60)).class_deviation == 0.0
+        known.observe(copy_bucket(EXP, flops=i), 2e-3, 1e-3)
+    deviation = known.evidence(copy_bucket(EXP, flops=60)).class_deviation
     assert deviation == pytest.approx(math.log(2.0) / 0.6745)
-    assert known.evidence(like(EXP, flops=0)).class_deviation == 0.0
+    assert known.evidence(copy_bucket(EXP, flops=0)).class_deviation == 0.0
     for _ in range(module.RECENT):
-        known.observe(like(EXP, flops=3), 4e-3, 1e-3)
-        known.observe(like(EXP, flops=4), 4e-3, 1e-3)
-        known.observe(like(EXP, flops=2), 4e-3, 1e-3)
-    assert known.evidence(like(EXP, flops=60)).class_deviation > deviation
+        known.observe(copy_bucket(EXP, flops=3), 4e-3, 1e-3)
+        known.observe(copy_bucket(EXP, flops=4), 4e-3, 1e-3)
+        known.observe(copy_bucket(EXP, flops=2), 4e-3, 1e-3)
+    assert known.evidence(copy_bucket(EXP, flops=60)).class_deviation > deviation
 
 
 def test_whole_steps_tell_how_far_their_own_predictions_and_others_are_off() -> None:

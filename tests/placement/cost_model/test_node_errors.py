@@ -22,7 +22,7 @@ TWO = Cluster.local(workers=2, threads=1)
 PROFILES = {i: profile(scatter=scatter(0.4)) for i in range(2)}
 
 
-def small() -> Graph:
+def build_small_graph() -> Graph:
     x = placeholder("float32", (256, 256), name="x")
     return Graph([FUNCTIONS["matmul"](FUNCTIONS["sort"](x), x), FUNCTIONS["cumsum"](x, axis=0)])
 
@@ -57,7 +57,7 @@ def basis(errors: NodeErrors, node: int) -> str:
 
 
 def test_without_traces_calibration_is_the_basis() -> None:
-    graph = small()
+    graph = build_small_graph()
     alone, _ = errors_of(graph)
     assert alone.deviation[row(graph, "sort"), :2] == pytest.approx(0.4)
     assert basis(alone, row(graph, "sort")) == "calibration of similar ops"
@@ -66,14 +66,14 @@ def test_without_traces_calibration_is_the_basis() -> None:
 
 
 def test_traced_nodes_are_surer_and_say_how_often_they_were_observed() -> None:
-    graph = small()
+    graph = build_small_graph()
     alone, _ = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7))
     assert (alone.deviation[row(graph, "sort"), :2] < 0.2).all()
     assert basis(alone, row(graph, "sort")) == "7 observations in traced steps"
 
 
 def test_nodes_like_traced_ones_are_less_sure_than_these() -> None:
-    graph = small()
+    graph = build_small_graph()
     alone, _ = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7))
     sort, other = row(graph, "sort"), row(graph, "cumsum")
     assert basis(alone, other) == "similar ops in traced steps"
@@ -81,7 +81,7 @@ def test_nodes_like_traced_ones_are_less_sure_than_these() -> None:
 
 
 def test_busy_neighbours_add_to_errors_unless_they_were_observed() -> None:
-    graph = small()
+    graph = build_small_graph()
     sort = row(graph, "sort")
     _, guessed = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7))
     _, known = errors_of(graph, learn_ratios(graph, "sort", [2.0] * 7, busy=True))
@@ -104,7 +104,7 @@ def test_nodes_of_one_bucket_err_together_and_others_do_not() -> None:
 
 
 def test_described_devices_and_older_profiles_have_no_errors() -> None:
-    graph = small()
+    graph = build_small_graph()
     described = Cluster.hypothetical("2xh100")
     assert build_problems(graph, described, {})[0].errors is None
     older = {i: profile() for i in range(2)}

@@ -216,7 +216,7 @@ def test_names_with_colons_are_names() -> None:
     with device("/worker:0"):
         w = variable(init.zeros((8, 8)), name="a:1")
     with device("/worker:1"):
-        made = plan(FUNCTIONS["exp"](w), _small(1 << 20))
+        made = plan(FUNCTIONS["exp"](w), _make_small_cluster(1 << 20))
     assert made.to_networkx().edges["a:1", "exp"]["transfer"] > 0
     assert "waited for: input 'a:1' from /worker:0/cpu:0" in made.explain("exp")
 
@@ -229,7 +229,7 @@ def test_a_gpu_pin_without_a_gpu_is_an_error_of_planning() -> None:
         plan(y, TWO)
 
 
-def _small(memory: int, workers: int = 2) -> Cluster:
+def _make_small_cluster(memory: int, workers: int = 2) -> Cluster:
     return Cluster.hypothetical(
         workers, ("cpu:0",), flops=1e11, bandwidth=1e10, memory=memory, link_latency=1e-5,
         link_bandwidth=1e9,
@@ -242,22 +242,22 @@ def _weights(count: int = 4) -> list[Tensor]:
 
 
 def test_variables_that_no_device_holds_alone_are_spread() -> None:
-    made = plan(_weights(), _small(600 << 10))
+    made = plan(_weights(), _make_small_cluster(600 << 10))
     homes = [made.placement[f"big{i}"] for i in range(4)]
     assert sorted(map(homes.count, set(homes))) == [2, 2]
     assert all(peak <= 600 << 10 for peak in made.peak_memory.values())
 
 
 def test_baselines_that_do_not_fit_in_memory_are_not_compared_with() -> None:
-    made = plan(_weights(), _small(600 << 10))
+    made = plan(_weights(), _make_small_cluster(600 << 10))
     assert not [name for name in made.baselines if name.startswith("one device")]
     assert "one device: /worker:0/cpu:0: does not fit in memory" in str(made)
-    assert "one device: /worker:0/cpu:0" in plan(_weights(), _small(8 << 20)).baselines
+    assert "one device: /worker:0/cpu:0" in plan(_weights(), _make_small_cluster(8 << 20)).baselines
 
 
 def test_a_graph_that_fits_nowhere_is_an_error_with_names_lines_sizes_and_a_remedy() -> None:
     with pytest.raises(MemoryLimitError) as caught:
-        plan(_weights(), _small(300 << 10))
+        plan(_weights(), _make_small_cluster(300 << 10))
     told = str(caught.value)
     assert "variable 'big0' 256 KiB (made at" in told and "test_plan.py:" in told
     assert "/worker:1/cpu:0 has 300 KiB" in told

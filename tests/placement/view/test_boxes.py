@@ -22,9 +22,9 @@ from graphflow.placement.view.page.payload import pack, payload
 from tests.placement.view.chromium import Page, find
 from tests.placement.view.view_plans import (
     Drawing,
-    hostile,
     kernels,
     network,
+    plan_hostile_names,
     plan_nested_bodies,
     towers,
 )
@@ -156,7 +156,7 @@ def plans(draw: st.DrawFn) -> Plan:
     return d.plan()
 
 
-def some(page: Page, seed: int, share: float) -> str:
+def open_some_groups(page: Page, seed: int, share: float) -> str:
     """Code that opens a share of the groups, as clicks would."""
     count = page.evaluate("G.label.length")
     chosen = np.flatnonzero(np.random.default_rng(seed).random(count) < share)
@@ -168,7 +168,12 @@ def test_boxes_of_random_scopes_are_apart_or_nested_in_any_state(
     page: Page, plan: Plan, seed: int
 ) -> None:
     show(page, plan)
-    for opened in (FOLDED, FIRST, OPEN, *(some(page, seed, share) for share in (0.3, 0.6, 0.85))):
+    for opened in (
+        FOLDED,
+        FIRST,
+        OPEN,
+        *(open_some_groups(page, seed, share) for share in (0.3, 0.6, 0.85)),
+    ):
         check(page, opened)
 
 
@@ -194,7 +199,9 @@ def example(name: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "make", [pipeline, digits, towers, kernels, plan_nested_bodies, hostile, lambda: network(3000)],
+    "make",
+    [pipeline, digits, towers, kernels, plan_nested_bodies, plan_hostile_names,
+     lambda: network(3000)],
     ids=["pipeline", "digits", "towers", "kernels", "holding", "hostile", "large"],
 )  # fmt: skip
 def test_boxes_of_models_are_apart_or_nested_in_any_state(
@@ -208,4 +215,4 @@ def test_boxes_of_models_are_apart_or_nested_in_any_state(
         check(page, f"{FOLDED}; reveal(range(N + {group})[0]); state.open.add(N + {group})")
         check(page, f"{FIRST}; state.open.delete(N + {group}) || state.open.add(N + {group})")
     for seed in range(6):
-        check(page, some(page, seed, 0.2 + 0.15 * seed))
+        check(page, open_some_groups(page, seed, 0.2 + 0.15 * seed))

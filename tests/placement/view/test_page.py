@@ -15,9 +15,9 @@ from tests.placement.view.chromium import Page, find
 from tests.placement.view.view_plans import (
     add_measurements,
     chain,
-    hostile,
     kernels,
     network,
+    plan_hostile_names,
     plan_nested_bodies,
     towers,
 )
@@ -76,7 +76,7 @@ def panel(page: Page) -> str:
     "make",
     [
         lambda: add_measurements(towers()),
-        hostile,
+        plan_hostile_names,
         lambda: add_measurements(kernels()),
         lambda: chain(0),
         lambda: chain(1),
@@ -284,7 +284,7 @@ def test_a_narrow_window_gives_most_of_its_width_to_the_timelines(tmp_path: Path
 
 
 def test_hostile_names_are_text_in_the_panel_and_in_the_results(tmp_path: Path) -> None:
-    with open_page(hostile(), tmp_path) as page:
+    with open_page(plan_hostile_names(), tmp_path) as page:
         page.click("#find")
         page.write("<script>")
         page.wait_until("document.querySelectorAll('#results li').length > 1")

@@ -19,9 +19,9 @@ from tests.placement.view.view_plans import (
     Drawing,
     add_measurements,
     chain,
-    hostile,
     kernels,
     network,
+    plan_hostile_names,
     plan_nested_bodies,
     towers,
 )
@@ -180,7 +180,7 @@ def test_the_data_of_a_large_plan_is_small() -> None:
 
 
 def test_hostile_names_survive_packing() -> None:
-    data = payload(hostile())
+    data = payload(plan_hostile_names())
     assert "<" not in pack(data)
     assert any("<script>" in name for name in unpack(pack(data))["nodes"]["name"])
 

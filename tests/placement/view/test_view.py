@@ -30,8 +30,8 @@ from tests.placement.view.view_plans import (
     HOSTILE,
     add_measurements,
     chain,
-    hostile,
     kernels,
+    plan_hostile_names,
     towers,
 )
 
@@ -139,12 +139,12 @@ def test_the_page_says_what_the_plan_says(page: str, plan: Plan) -> None:
 
 def test_hostile_names_stay_text_in_the_page() -> None:
     pytest.importorskip("bokeh")
-    evil, good = read(html.render(hostile())), read(html.render(chain(3)))
+    evil, good = read(html.render(plan_hostile_names())), read(html.render(chain(3)))
     assert evil.loads == []
     # As many scripts as the page of a harmless plan, and none that the user wrote.
     assert len(evil.scripts) == len(good.scripts)
     assert not [script for script in evil.scripts if script.strip().startswith("alert")]
-    page = html.render(hostile())
+    page = html.render(plan_hostile_names())
     assert "<script>alert" not in page
     names = unpack_page(page)["nodes"]["name"]
     assert names[0].startswith(HOSTILE[:20])
@@ -194,7 +194,7 @@ def test_the_svg_refers_to_nothing_outside(plan: Plan) -> None:
 
 
 def test_hostile_names_stay_text_in_the_svg() -> None:
-    drawn = svg.render(hostile())
+    drawn = svg.render(plan_hostile_names())
     root = ET.fromstring(drawn)
     assert not list(root.iter(f"{SVG}script"))
     shown = printable(HOSTILE)
@@ -239,7 +239,7 @@ def test_a_plan_without_nodes_is_drawn(drawing: Any) -> None:
 
 def test_dot_strings_are_quoted() -> None:
     assert dot.quote('a"b\\N\nc') == '"a\\"b\\\\N\\nc"'
-    drawn = dot.render(hostile())
+    drawn = dot.render(plan_hostile_names())
     # Without its strings, nothing is left of DOT but its own words.
     bare = re.sub(r'"(?:[^"\\]|\\.)*"', "S", drawn)
     assert '"' not in bare and "script" not in bare
@@ -256,7 +256,7 @@ def test_dot_has_a_cluster_for_each_device_and_every_edge(plan: Plan) -> None:
 
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="graphviz is not installed")
-@pytest.mark.parametrize("make", [towers, hostile])
+@pytest.mark.parametrize("make", [towers, plan_hostile_names])
 def test_graphviz_reads_the_dot(make: Any) -> None:
     done = subprocess.run(
         ["dot", "-Tcanon"], input=dot.render(make()), capture_output=True, text=True, check=False

@@ -173,7 +173,7 @@ def add_measurements(plan: Plan, slower: float = 1.15, seed: int = 0) -> Plan:
     return plan.with_measured(MeasuredSteps(plan.makespan * slower, tuple(bars), peak, 20))
 
 
-def hostile() -> Plan:
+def plan_hostile_names() -> Plan:
     """Every string that a user can choose is an attack."""
     d = Drawing(2)
     d.add(HOSTILE, "placeholder", None, (), (3, 4), why=HOSTILE)

@@ -72,7 +72,7 @@ def recurrent() -> tuple[Tensor, list[Tensor]]:
     return x, [gf.sum(last), gf.mean(rows)]
 
 
-def wrong(factor: float) -> dict[str, Any]:
+def scale_machine(factor: float) -> dict[str, Any]:
     """The made-up machine, all of it too fast by a factor."""
     right = profile()["devices"]["cpu"]
 
@@ -140,7 +140,7 @@ def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
     cluster: Cluster, model: Any, size: int, factor: float
 ) -> None:
     compiled, truth, planned = trace_fetches(model, size, cluster)
-    profiles = {worker.index: wrong(factor) for worker in cluster.workers}
+    profiles = {worker.index: scale_machine(factor) for worker in cluster.workers}
     before = planned(TraceCorrections(), profiles).makespan
     known = TraceCorrections()
     learn(known, cluster, ClusterSurvey(profiles), compiled)
@@ -152,7 +152,7 @@ def test_a_calibration_wrong_by_three_is_put_right_by_traced_steps(
 def test_a_node_with_bodies_is_one_op_with_a_bucket_of_its_own() -> None:
     compiled, _, _ = trace_fetches(recurrent, 20, ONE)
     known = TraceCorrections()
-    learn(known, ONE, ClusterSurvey({0: wrong(3.0)}), compiled)
+    learn(known, ONE, ClusterSurvey({0: scale_machine(3.0)}), compiled)
     scans = [b for b in known._nodes if b.op == "scan"]
     assert len(scans) == 1
     assert known.factor(scans[0]) == pytest.approx(3.0, rel=0.1)

@@ -60,14 +60,14 @@ def test_every_array_comes_back_bit_for_bit(
     assert [p.name for p in folder.parent.iterdir()] == ["checkpoint"]
 
 
-def _one(value: float = 1.0) -> Checkpoint:
+def _make_checkpoint(value: float = 1.0) -> Checkpoint:
     return Checkpoint({"w": np.full(4, value, "float32")}, 3)
 
 
 def test_any_reader_of_safetensors_opens_it(tmp_path: Path) -> None:
     from safetensors.numpy import load_file
 
-    save(_one(), tmp_path / "c")
+    save(_make_checkpoint(), tmp_path / "c")
     assert load_file(tmp_path / "c" / STATE)["w"].tolist() == [1, 1, 1, 1]
     assert json.loads((tmp_path / "c" / MANIFEST).read_text())["variables"] == {
         "w": ["float32", [4]]
@@ -109,7 +109,7 @@ def test_complex_numbers_are_pairs_of_floats_and_16_bit_floats_themselves(tmp_pa
 
 def test_saving_over_a_checkpoint_replaces_it_and_leaves_nothing_beside(tmp_path: Path) -> None:
     for value in (1.0, 2.0, 3.0):
-        save(_one(value), tmp_path / "a" / "b")
+        save(_make_checkpoint(value), tmp_path / "a" / "b")
     assert load(tmp_path / "a" / "b").variables["w"][0] == 3
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["b"]
 
@@ -118,17 +118,17 @@ def test_relative_folders_are_taken_from_where_one_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    save(_one(), "here/")
+    save(_make_checkpoint(), "here/")
     assert load("./here").step == 3
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        save(_one(), ".")
+        save(_make_checkpoint(), ".")
     with pytest.raises(CheckpointError, match="not a valid folder name"):
-        save(_one(), "")
+        save(_make_checkpoint(), "")
     (tmp_path / "gone").mkdir()
     monkeypatch.chdir(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
     with pytest.raises(CheckpointError, match="a folder that is gone"):
-        save(_one(), "anywhere")
+        save(_make_checkpoint(), "anywhere")
 
 
 # What is no checkpoint ------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def _remove_folder(folder: Path) -> None:
     folder.rmdir()
 
 
-def _without(name: str) -> Callable[[Path], None]:
+def _remove_file(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).unlink()
 
 
@@ -168,16 +168,16 @@ def _manifest(**changes: Any) -> Callable[[Path], None]:
     return damage
 
 
-def _as_file(folder: Path) -> None:
+def _replace_by_file(folder: Path) -> None:
     _remove_folder(folder)
     folder.write_text("x")
 
 
 DAMAGES = {
     "missing": (_remove_folder, "no checkpoint"),
-    "a file": (_as_file, "cannot read"),
-    "no state": (_without(STATE), "missing"),
-    "no manifest": (_without(MANIFEST), "no checkpoint"),
+    "a file": (_replace_by_file, "cannot read"),
+    "no state": (_remove_file(STATE), "missing"),
+    "no manifest": (_remove_file(MANIFEST), "no checkpoint"),
     "a flipped bit": (_flip_bit(STATE, -1), "digest"),
     "a flipped bit in the header": (_flip_bit(STATE, 12), "digest"),
     "a truncated state": (_truncate(STATE, 10), "has 10 bytes"),
@@ -271,11 +271,11 @@ def test_a_folder_that_is_no_checkpoint_is_not_overwritten(tmp_path: Path) -> No
     (tmp_path / "thesis").mkdir()
     (tmp_path / "thesis" / "chapter1").write_text("precious")
     with pytest.raises(CheckpointError, match="no checkpoint"):
-        save(_one(), tmp_path / "thesis")
+        save(_make_checkpoint(), tmp_path / "thesis")
     (tmp_path / "file").write_text("x")
     for place in (tmp_path / "file", tmp_path / "file" / "inside"):
         with pytest.raises(CheckpointError):
-            save(_one(), place)
+            save(_make_checkpoint(), place)
     assert (tmp_path / "thesis" / "chapter1").read_text() == "precious"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["file", "thesis"]
 
@@ -288,7 +288,7 @@ def test_an_empty_folder_and_what_a_link_leads_to_are_places_for_a_checkpoint(
     latest = tmp_path / "latest"
     latest.symlink_to(large / "empty")
     for value in (1.0, 2.0):
-        save(_one(value), latest)
+        save(_make_checkpoint(value), latest)
         assert load(latest).variables["w"][0] == load(large / "empty").variables["w"][0] == value
     assert latest.is_symlink() and [p.name for p in large.iterdir()] == ["empty"]
 
@@ -309,8 +309,8 @@ def test_whatever_has_the_name_of_a_checkpoint_makes_room_and_is_not_waited_for(
         target.symlink_to(tmp_path / ("thesis" if "folder" in what else "nothing"))
     kept = CheckpointStore(root, keep=1)
     draft = kept.begin(3)
-    draft.write(STATE, _one().variables)
-    draft.commit(_one().signatures)
+    draft.write(STATE, _make_checkpoint().variables)
+    draft.commit(_make_checkpoint().signatures)
     assert load(target).step == 3
     assert sorted(p.name for p in root.iterdir()) == ["session.json", "step-00000003"]
     assert (tmp_path / "thesis" / "chapter1").read_text() == "precious"
@@ -353,11 +353,11 @@ def test_whatever_stops_a_save_the_old_checkpoint_is_there(
     call: str, number: int, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target = tmp_path / "c"
-    save(_one(1.0), target)
+    save(_make_checkpoint(1.0), target)
     with monkeypatch.context() as patch:
         patch.setattr(os, call, _fail_at_call(call, number, error))
         with pytest.raises(CheckpointError if isinstance(error, OSError) else _Crash):
-            save(_one(2.0), target)
+            save(_make_checkpoint(2.0), target)
     assert load(target).variables["w"][0] == 1
     assert [p.name for p in tmp_path.iterdir()] == ["c"]
 
@@ -838,17 +838,17 @@ def test_what_another_process_saves_in_the_directory_of_a_session_comes_to_its_e
     for step in (1, 2):
         store = CheckpointStore(tmp_path, keep=1)
         store.begin(step).discard()
-    draft.write(STATE, _one().variables)
-    draft.commit(_one().signatures)
+    draft.write(STATE, _make_checkpoint().variables)
+    draft.commit(_make_checkpoint().signatures)
     assert load(tmp_path / "best").step == 3
 
 
 def test_a_save_removes_what_a_crash_left_of_its_own_place_and_nothing_else(tmp_path: Path) -> None:
     theirs = [".best.partial-download", ".best.old-1", f".best2.partial-{DRAWN}", ".best.gone-by"]
     for name in [*theirs, f".best.partial-{DRAWN}", f".best.old-{DRAWN}"]:
-        save(_one(), tmp_path / name)
+        save(_make_checkpoint(), tmp_path / name)
     assert load(tmp_path / "best").step == 3  # it had made room
-    save(_one(), tmp_path / "best")
+    save(_make_checkpoint(), tmp_path / "best")
     assert {p.name for p in tmp_path.iterdir()} == {*theirs, "best"}
 
 

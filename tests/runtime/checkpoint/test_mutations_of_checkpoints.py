@@ -31,7 +31,7 @@ Mutation = Callable[[], Any]  # what makes it hold for a while
 Test = Callable[[Path, pytest.MonkeyPatch], None]
 
 
-def around(kind: Any, name: str, make: Callable[[Any], Any]) -> Mutation:
+def patch_with(kind: Any, name: str, make: Callable[[Any], Any]) -> Mutation:
     """Another function in the place of one, made of that."""
     return lambda: mock.patch.object(kind, name, make(getattr(kind, name)))
 
@@ -296,7 +296,7 @@ def goes_on(close: Any) -> Any:
 # Which test finds it ---------------------------------------------------------------------------
 
 
-def alone(test: Any, *given: Any) -> Test:
+def pass_folder(test: Any, *given: Any) -> Test:
     """A test of files alone."""
     return lambda place, patch: test(*given, tmp_path=place)
 
@@ -315,105 +315,121 @@ def lose_workers(test: Any, *given: Any, patches: bool = False) -> Test:
     return run
 
 
-POWER = alone(power.test_a_directory_of_checkpoints_has_after_a_power_failure_what_was_written, 1)
-SAVED = alone(
+POWER = pass_folder(
+    power.test_a_directory_of_checkpoints_has_after_a_power_failure_what_was_written, 1
+)
+SAVED = pass_folder(
     power.test_a_checkpoint_that_is_saved_over_is_the_old_or_the_new_after_a_power_failure
 )
-KILLED = alone(folders.test_a_directory_of_checkpoints_survives_a_kill_at_any_call)
-DAMAGED = alone(folders.test_every_flipped_bit_and_every_truncation_is_told)
-KEPT = alone(sessions.test_checkpoints_are_written_every_so_many_steps_and_the_last_few_stay)
-NEWEST = alone(folders.test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told)
+KILLED = pass_folder(folders.test_a_directory_of_checkpoints_survives_a_kill_at_any_call)
+DAMAGED = pass_folder(folders.test_every_flipped_bit_and_every_truncation_is_told)
+KEPT = pass_folder(sessions.test_checkpoints_are_written_every_so_many_steps_and_the_last_few_stay)
+NEWEST = pass_folder(
+    folders.test_the_newest_checkpoint_that_is_whole_is_taken_and_the_others_are_told
+)
 NOTED = lose_workers(
     sessions.test_a_worker_that_is_lost_while_nothing_can_be_noted_is_replaced, "a full disk"
 )
-LOOP = alone(sessions.test_a_loop_over_the_steps_that_are_left_gives_the_same_bits)
+LOOP = pass_folder(sessions.test_a_loop_over_the_steps_that_are_left_gives_the_same_bits)
 AGAIN = lose_workers(sessions.test_steps_that_are_done_again_draw_the_same_numbers)
 SET = lose_workers(sessions.test_what_was_set_between_steps_is_set_again_in_its_place)
 BASE = lose_workers(sessions.test_a_damaged_base_is_left_for_the_one_before)
 
 MUTATIONS: dict[str, tuple[Mutation, Test]] = {
-    "files are not synced": (around(files, "write_new", skip_fsync), POWER),
-    "a draft's names are not synced": (around(files, "sync_folder", syncs_drafts(False)), POWER),
-    "a rename is not synced": (around(files, "sync_folder", syncs_drafts(True)), POWER),
-    "a rename comes before what it renames": (around(files, "put_in_place", renames_first), POWER),
-    "a new directory is not synced": (around(files, "make_folder", skip_fsync), POWER),
-    "notes are written over": (around(files, "replace_file", overwrites), POWER),
-    "what made room is removed": (around(files, "clean_up", leaves_what_made_room), POWER),
-    "an epoch is noted late": (around(CheckpointStore, "advance", advances_by(1)), POWER),
+    "files are not synced": (patch_with(files, "write_new", skip_fsync), POWER),
+    "a draft's names are not synced": (
+        patch_with(files, "sync_folder", syncs_drafts(False)),
+        POWER,
+    ),
+    "a rename is not synced": (patch_with(files, "sync_folder", syncs_drafts(True)), POWER),
+    "a rename comes before what it renames": (
+        patch_with(files, "put_in_place", renames_first),
+        POWER,
+    ),
+    "a new directory is not synced": (patch_with(files, "make_folder", skip_fsync), POWER),
+    "notes are written over": (patch_with(files, "replace_file", overwrites), POWER),
+    "what made room is removed": (patch_with(files, "clean_up", leaves_what_made_room), POWER),
+    "an epoch is noted late": (patch_with(CheckpointStore, "advance", advances_by(1)), POWER),
     "the old goes before the new comes": (
-        around(files, "put_in_place", makes_room_by_removing),
+        patch_with(files, "put_in_place", makes_room_by_removing),
         SAVED,
     ),
     "checkpoints are written in their place": (
-        around(files, "begin_folder", begins_in_place),
+        patch_with(files, "begin_folder", begins_in_place),
         KILLED,
     ),
     "checkpoints are removed in their place": (
-        around(files, "remove_folder", lambda remove: lambda place: shutil.rmtree(place, True)),
+        patch_with(files, "remove_folder", lambda remove: lambda place: shutil.rmtree(place, True)),
         KILLED,
     ),
     "secrets are for all to read": (
-        around(files, "write_new", for_all_to_read),
-        alone(folders.test_the_note_of_a_session_is_for_its_owner_alone),
+        patch_with(files, "write_new", for_all_to_read),
+        pass_folder(folders.test_the_note_of_a_session_is_for_its_owner_alone),
     ),
     "links are followed": (
         lambda: mock.patch.object(os, "O_NOFOLLOW", 0),
-        alone(folders.test_a_worker_follows_no_link_and_overwrites_nothing),
+        pass_folder(folders.test_a_worker_follows_no_link_and_overwrites_nothing),
     ),
     "any name is a shard's": (
         lambda: mock.patch.object(remote, "check_names", lambda *names: None),
-        alone(folders.test_a_name_from_the_wire_that_is_none_of_ours_is_refused, "../c"),
+        pass_folder(folders.test_a_name_from_the_wire_that_is_none_of_ours_is_refused, "../c"),
     ),
-    "no look at a shard's digest": (around(folder, "_read_shard", reads_any_bytes), DAMAGED),
+    "no look at a shard's digest": (patch_with(folder, "_read_shard", reads_any_bytes), DAMAGED),
     "no look at a manifest's digest": (
         lambda: mock.patch.object(manifest, "_digest", lambda told: ""),
         DAMAGED,
     ),
     "shards lie anywhere": (
-        around(folder, "_read_shard", reads_anywhere),
-        alone(
+        patch_with(folder, "_read_shard", reads_anywhere),
+        pass_folder(
             folders.test_a_manifest_that_lies_is_refused_though_its_digest_is_right,
             "a shard of another folder",
         ),
     ),
     "any format is read": (
         lambda: mock.patch.object(manifest, "FORMAT", 10**9),
-        alone(folders.test_a_damaged_checkpoint_is_refused_and_changes_nothing, "a newer format"),
+        pass_folder(
+            folders.test_a_damaged_checkpoint_is_refused_and_changes_nothing, "a newer format"
+        ),
     ),
     "a checkpoint in part": (
-        around(folder.CheckpointDraft, "commit", commits_in_part),
-        alone(folders.test_a_checkpoint_whose_variables_are_in_no_shard_is_not_put_in_its_place),
+        patch_with(folder.CheckpointDraft, "commit", commits_in_part),
+        pass_folder(
+            folders.test_a_checkpoint_whose_variables_are_in_no_shard_is_not_put_in_its_place
+        ),
     ),
-    "the oldest are kept": (around(CheckpointStore, "prune", keeps_the_oldest), KEPT),
-    "one less is kept": (around(CheckpointStore, "prune", keeps_one_less), KEPT),
+    "the oldest are kept": (patch_with(CheckpointStore, "prune", keeps_the_oldest), KEPT),
+    "one less is kept": (patch_with(CheckpointStore, "prune", keeps_one_less), KEPT),
     "what is damaged counts as kept": (
-        around(CheckpointStore, "prune", counts_what_is_damaged),
-        alone(folders.test_what_cannot_be_read_does_not_count_among_those_that_are_kept),
+        patch_with(CheckpointStore, "prune", counts_what_is_damaged),
+        pass_folder(folders.test_what_cannot_be_read_does_not_count_among_those_that_are_kept),
     ),
     "the highest step is the newest": (
-        around(store, "folders", sorts_by_steps),
-        alone(sessions.test_going_back_by_hand_makes_what_follows_the_newest),
+        patch_with(store, "folders", sorts_by_steps),
+        pass_folder(sessions.test_going_back_by_hand_makes_what_follows_the_newest),
     ),
-    "the newest is believed": (around(store, "newest", believes_the_newest), NEWEST),
+    "the newest is believed": (patch_with(store, "newest", believes_the_newest), NEWEST),
     "who was there before goes on": (
-        around(CheckpointStore, "check_owner", lambda check: lambda self: None),
-        alone(sessions.test_who_takes_a_directory_over_fences_who_had_it),
+        patch_with(CheckpointStore, "check_owner", lambda check: lambda self: None),
+        pass_folder(sessions.test_who_takes_a_directory_over_fences_who_had_it),
     ),
     "a start takes no epoch": (
-        around(CheckpointStore, "__init__", begins_at_the_same_epoch),
-        alone(folders.test_a_directory_keeps_the_last_few_and_a_new_start_takes_the_next_epoch),
+        patch_with(CheckpointStore, "__init__", begins_at_the_same_epoch),
+        pass_folder(
+            folders.test_a_directory_keeps_the_last_few_and_a_new_start_takes_the_next_epoch
+        ),
     ),
-    "a recovery takes no epoch": (around(CheckpointStore, "advance", advances_by(0)), NOTED),
+    "a recovery takes no epoch": (patch_with(CheckpointStore, "advance", advances_by(0)), NOTED),
     "a session goes on a step later": (
-        around(CheckpointWriter, "resume", resumes_off_by_one),
+        patch_with(CheckpointWriter, "resume", resumes_off_by_one),
         LOOP,
     ),
     "a checkpoint of the step before": (
-        around(CheckpointWriter, "begin", writes_the_step_before),
+        patch_with(CheckpointWriter, "begin", writes_the_step_before),
         LOOP,
     ),
     "the state moves while it is written": (
-        around(
+        patch_with(
             session_state.SessionState,
             "snapshot",
             lambda snapshot: (
@@ -429,22 +445,22 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         ),
     ),
     "what failed counts as written": (
-        around(CheckpointWriter, "collect_finished", counts_as_written),
+        patch_with(CheckpointWriter, "collect_finished", counts_as_written),
         lose_workers(
             sessions.test_after_ctrl_c_training_goes_on_though_the_disk_is_full, patches=True
         ),
     ),
-    "steps draw other numbers again": (around(ReplayLog, "add", notes_another_step), AGAIN),
+    "steps draw other numbers again": (patch_with(ReplayLog, "add", notes_another_step), AGAIN),
     "feeds are not copied": (
-        around(Recovery, "step", notes_feeds_themselves),
+        patch_with(Recovery, "step", notes_feeds_themselves),
         lose_workers(sessions.test_feeds_are_kept_as_they_were),
     ),
-    "what was set is not kept": (around(ReplayLog, "add", notes_steps_only), SET),
-    "steps are left out": (around(ReplayLog, "find_base", begins_with(+1)), AGAIN),
-    "steps are done twice": (around(ReplayLog, "find_base", begins_with(-1)), AGAIN),
-    "the state is not restored": (around(VariableStore, "restore", keeps_the_state), AGAIN),
+    "what was set is not kept": (patch_with(ReplayLog, "add", notes_steps_only), SET),
+    "steps are left out": (patch_with(ReplayLog, "find_base", begins_with(+1)), AGAIN),
+    "steps are done twice": (patch_with(ReplayLog, "find_base", begins_with(-1)), AGAIN),
+    "the state is not restored": (patch_with(VariableStore, "restore", keeps_the_state), AGAIN),
     "one checkpoint leads on, and no other": (
-        around(ReplayLog, "_last_written", drops_one_more),
+        patch_with(ReplayLog, "_last_written", drops_one_more),
         BASE,
     ),
     "after Ctrl-C all seems certain": (
@@ -463,7 +479,7 @@ MUTATIONS: dict[str, tuple[Mutation, Test]] = {
         without_end,
         lose_workers(sessions.test_losses_without_end_are_given_up),
     ),
-    "a session leaves no last checkpoint": (around(Recovery, "close", goes_on), KEPT),
+    "a session leaves no last checkpoint": (patch_with(Recovery, "close", goes_on), KEPT),
 }
 
 

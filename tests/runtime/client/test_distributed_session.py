@@ -43,7 +43,7 @@ def session() -> Iterator[gf.Session]:
         yield s
 
 
-def across(x: gf.Tensor) -> gf.Tensor:
+def compute_across_workers(x: gf.Tensor) -> gf.Tensor:
     """x * 2 on the first worker, plus 1 on the second, minus 3 on the first."""
     with gf.device("/worker:0"):
         doubled = x * 2.0
@@ -131,13 +131,13 @@ def test_tensors_move_between_workers_and_back(session: gf.Session) -> None:
     x = gf.placeholder("float32", (None, 3))
     for rows in (1, 5, 0, 1000):
         value = np.arange(rows * 3, dtype="float32").reshape(rows, 3)
-        assert np.array_equal(session.run(across(x), {x: value}), value * 2 - 2)
+        assert np.array_equal(session.run(compute_across_workers(x), {x: value}), value * 2 - 2)
 
 
 def test_a_large_tensor_crosses_whole(session: gf.Session) -> None:
     x = gf.placeholder("float32", (None,))
     value = np.random.default_rng(0).random(3_000_001, "float32")
-    assert np.array_equal(session.run(across(x), {x: value}), value * 2 + 1 - 3)
+    assert np.array_equal(session.run(compute_across_workers(x), {x: value}), value * 2 + 1 - 3)
 
 
 def test_state_lives_on_its_worker_and_is_read_and_set_from_the_client(session: gf.Session) -> None:
@@ -194,7 +194,7 @@ def test_bad_feeds_and_pins_fail_before_the_step_and_the_session_goes_on(
     session: gf.Session,
 ) -> None:
     x = gf.placeholder("float32", (None, 3))
-    y = across(x)
+    y = compute_across_workers(x)
     with pytest.raises(FeedError):
         session.run(y, {x: np.zeros((2, 4), "float32")})
     with gf.device("/worker:7"):
@@ -236,7 +236,7 @@ def test_a_checkpoint_of_two_workers_continues_in_this_process(
 
 def test_a_trace_has_a_track_for_each_device_and_link(session: gf.Session, tmp_path: Path) -> None:
     x = gf.placeholder("float32", (None, 3))
-    y = across(x)
+    y = compute_across_workers(x)
     feed = {x: np.zeros((100, 3), "float32")}
     with session.trace(tmp_path / "trace.json"):
         for _ in range(3):
@@ -270,7 +270,7 @@ def test_a_saved_plan_places_a_session_and_another_graphs_plan_is_refused(tmp_pa
 
 def test_a_killed_worker_is_named_with_the_step_within_five_seconds() -> None:
     with gf.Session(gf.Cluster.local(workers=2, threads=1), ops=SLOW) as s:
-        warm = across(gf.constant(np.ones(3, "float32")))
+        warm = compute_across_workers(gf.constant(np.ones(3, "float32")))
         s.run(warm)
         total = slow_step()
         victim = s._life.hosts.pids[1]

@@ -178,7 +178,7 @@ def test_who_has_an_outcome_waits_for_no_message(monkeypatch: pytest.MonkeyPatch
     assert waited and max(waited) <= 0
 
 
-def endless(seconds: float) -> Any:
+def receive_endlessly(seconds: float) -> Any:
     """A `receive` by which valid messages come faster than they are read, for some seconds."""
     own = Version.own()
     welcome = Welcome(1, own.version, own.wire, own.python, ["cpu:0"])
@@ -191,7 +191,7 @@ def test_who_talks_without_an_end_keeps_nobody_from_a_deadline() -> None:
     made = begin()
     try:
         channel = made._connections[0].channel
-        channel.has_message, channel.receive = lambda: True, endless(4.0)
+        channel.has_message, channel.receive = lambda: True, receive_endlessly(4.0)
         started = time.monotonic()
         hello = Hello(2, "1.0", WIRE_VERSION, "3.12")
         with pytest.raises(RendezvousTimeout):
@@ -204,7 +204,7 @@ def test_who_talks_without_an_end_keeps_nobody_from_a_deadline() -> None:
 def test_who_talks_without_an_end_keeps_no_question_for_status_from_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(tcp.TcpChannel, "receive", endless(4.0))
+    monkeypatch.setattr(tcp.TcpChannel, "receive", receive_endlessly(4.0))
     started = time.monotonic()
     (found,) = status.request_reports([status.WorkerAddress("tcp://127.0.0.1:1")], seconds=0.2)
     assert isinstance(found, RendezvousTimeout)

@@ -32,8 +32,8 @@ from graphflow.runtime.transport.tensor_mailbox import TensorMailbox
 from tests.house.sources import ROOT
 from tests.runtime.collectives.test_transports import (
     collective,
+    compute_reference,
     have_same_bits,
-    plain,
     run_together,
 )
 
@@ -157,7 +157,7 @@ def test_nccl_gives_the_bits_of_the_plain_kernel(
         group.close()
 
     run_together([partial(carry, rank) for rank in range(what.count)])
-    assert have_same_bits(ys, plain(what, xs)) and stand.sent == {}
+    assert have_same_bits(ys, compute_reference(what, xs)) and stand.sent == {}
 
 
 @pytest.mark.parametrize("where", ["in the call", "on the GPU"])

@@ -70,7 +70,7 @@ class Pair:
     def take(self, step: int) -> dict[int, Array | None]:
         return {edge: end.receive(step, edge) for edge, end in self.into.items()}
 
-    def both(self, step: int, arrays: dict[int, Array]) -> tuple[list[bool], dict[int, Any]]:
+    def run_both(self, step: int, arrays: dict[int, Array]) -> tuple[list[bool], dict[int, Any]]:
         """A step of both devices."""
         went: list[bool] = []
         came: dict[int, Array | None] = {}
@@ -106,7 +106,7 @@ def test_after_a_first_step_of_messages_all_dtypes_and_shapes_come_bit_for_bit()
                 n: rng.integers(0, 2, (*s.shape, s.dtype.itemsize), np.uint8).view(s.dtype)[..., 0]
                 for n, s in specs.items()
             }
-            went, came = two.both(step, arrays)
+            went, came = two.run_both(step, arrays)
             assert went == [step > 2] * len(specs)
             for n, array in arrays.items():
                 got = came[n]
@@ -120,8 +120,8 @@ def test_after_a_first_step_of_messages_all_dtypes_and_shapes_come_bit_for_bit()
 def test_what_was_taken_stays_while_the_sender_is_a_step_ahead_and_no_further() -> None:
     with pair({0: spec("float32", (100,))}) as two:
         first = {0: np.zeros(100, "f4")}
-        two.both(1, first)
-        _, came = two.both(2, {0: np.full(100, 2, "f4")})
+        two.run_both(1, first)
+        _, came = two.run_both(2, {0: np.full(100, 2, "f4")})
         held = came[0]
         assert two.send(3, {0: np.full(100, 3, "f4")}) == [True]  # nobody has taken it yet
         assert (held == 2).all()
@@ -134,7 +134,7 @@ def test_what_was_taken_stays_while_the_sender_is_a_step_ahead_and_no_further() 
 
 def test_who_waits_is_known_and_ends_with_the_step() -> None:
     with pair({7: spec("float32", (4,))}) as two:
-        two.both(1, {7: np.zeros(4, "f4")})
+        two.run_both(1, {7: np.zeros(4, "f4")})
         reason = StepTimeout("worker 0 is gone")
 
         def cancel() -> None:
@@ -158,7 +158,7 @@ def test_a_step_that_fails_leaves_nothing_of_itself_for_the_next(failing: int) -
     """Whether the way was just agreed, or used before; and though the sender had sent."""
     with pair({0: spec("float32", (2,)), 1: spec("float32", (3,))}) as two:
         for step in range(1, failing):
-            two.both(step, {0: np.full(2, step, "f4"), 1: np.full(3, step, "f4")})
+            two.run_both(step, {0: np.full(2, step, "f4"), 1: np.full(3, step, "f4")})
         two.mails[1].cancel(failing, StepTimeout("given up"))
         two.mails[0].cancel(failing, StepTimeout("given up"))
         try:
@@ -172,7 +172,7 @@ def test_a_step_that_fails_leaves_nothing_of_itself_for_the_next(failing: int) -
         two.abort()
         for step in range(failing + 1, failing + 4):
             arrays = {0: np.full(2, step, "f4"), 1: np.full(3, 10 * step, "f4")}
-            went, came = two.both(step, arrays)
+            went, came = two.run_both(step, arrays)
             assert went == [step > failing + 1] * 2
             assert all(x is None or x.tobytes() == arrays[n].tobytes() for n, x in came.items())
 
@@ -197,7 +197,7 @@ def test_where_memory_is_not_shared_messages_stay_the_way(
         monkeypatch.setattr(passages.SharedMemorySegment, "attach", staticmethod(_other))
     with pair({0: spec("float32", (2,))}) as two:
         for step in range(3):
-            went, came = two.both(step, {0: np.ones(2, "f4")})
+            went, came = two.run_both(step, {0: np.ones(2, "f4")})
             assert went == [False] and came == {0: None}
         assert two.words == ["token", "found"]  # asked once
 
@@ -271,12 +271,12 @@ def test_a_session_holds_only_so_many_at_either_end(
         (passage,) = {*two.out.values(), *two.into.values()} - {(two.out, two.into)[1 - end][0]}
         two.ends[end].open_edges.add(object())  # another one
         for step in range(3):
-            assert two.both(step, {0: np.ones(2, "f4")}) == ([False], {0: None})
+            assert two.run_both(step, {0: np.ones(2, "f4")}) == ([False], {0: None})
         assert passage not in two.ends[end].open_edges
         two.ends[end].open_edges.clear()
         two.abort()
         for step in range(3, 6):
-            assert two.both(step, {0: np.ones(2, "f4")})[0] == [step > 3]
+            assert two.run_both(step, {0: np.ones(2, "f4")})[0] == [step > 3]
         assert two.ends[end].open_edges == {passage}
 
 

@@ -91,7 +91,7 @@ def numbers(rng: Any, spec: TensorSpec) -> Array:
     return np.asarray(drawn).astype(spec.dtype) if spec.shape else np.array(drawn, spec.dtype)
 
 
-def plain(what: Collective, xs: Sequence[Array]) -> list[Array]:
+def compute_reference(what: Collective, xs: Sequence[Array]) -> list[Array]:
     op = REGISTRY[what.kind]
     with np.errstate(all="ignore"):
         return [op.run(np, xs, {**what.attrs, "rank": r})[0] for r in range(what.count)]
@@ -163,7 +163,7 @@ def test_parcels_give_the_bits_of_the_plain_kernel(data: Any) -> None:
 
     before, parcels.CHUNK_BYTES = parcels.CHUNK_BYTES, data.draw(st.sampled_from([16, 1 << 20]))
     try:
-        assert have_same_bits(run_exchange(what, xs, carry), plain(what, xs))
+        assert have_same_bits(run_exchange(what, xs, carry), compute_reference(what, xs))
     finally:
         parcels.CHUNK_BYTES = before
     assert box.arrays == {}
@@ -224,7 +224,7 @@ def test_shared_memory_gives_the_bits_of_the_plain_kernel(data: Any) -> None:
         patch.setattr(bypass, "_last_cache", lambda: cache)
         ys = [np.zeros(what.result_spec(r).shape, what.dtype) for r in range(what.count)]
         in_shared_memory(what, xs, ys)
-    assert have_same_bits(ys, plain(what, xs))
+    assert have_same_bits(ys, compute_reference(what, xs))
 
 
 @pytest.mark.parametrize("past", [True, False])
@@ -264,4 +264,4 @@ def test_what_lies_in_no_cache_is_exchanged_with_the_same_bits(
             room = empty_aligned((count + astray) * what.dtype.itemsize).view(what.dtype)
             ys.append(room[astray:].reshape(result.shape))
         in_shared_memory(what, xs, ys)
-        assert have_same_bits(ys, plain(what, xs)), shape
+        assert have_same_bits(ys, compute_reference(what, xs)), shape

@@ -82,7 +82,7 @@ def edge_from_afar() -> list[Partition]:
     return [partition(graph, place_nodes(graph, FAR, here=CPU))[CPU]]
 
 
-def in_thread(call: Callable[[], Any]) -> Future[Any]:
+def run_in_thread(call: Callable[[], Any]) -> Future[Any]:
     pool = ThreadPoolExecutor(1)
     future = pool.submit(call)
     pool.shutdown(wait=False)
@@ -311,7 +311,7 @@ def test_a_tensor_of_another_shape_or_dtype_is_refused_by_the_name_of_its_edge(
 
 def test_a_tensor_wakes_its_reader(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
-    step = in_thread(lambda: compute(host, 1))
+    step = run_in_thread(lambda: compute(host, 1))
     time.sleep(0.05)
     host.deliver("s", 1, 0, np.zeros(2, "float32"))
     assert step.result(20).fetches["0"].tolist() == [0, 0]
@@ -319,7 +319,7 @@ def test_a_tensor_wakes_its_reader(host: DeviceHost) -> None:
 
 def test_cancelling_wakes_a_waiting_step_with_the_reason(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
-    step = in_thread(lambda: compute(host, 1))
+    step = run_in_thread(lambda: compute(host, 1))
     time.sleep(0.05)
     host.cancel("s", 1, WorkerLost("worker 1 died"))
     with pytest.raises(WorkerLost, match="worker 1 died"):
@@ -339,7 +339,7 @@ def test_a_step_cancelled_before_it_begins_does_not_wait(host: DeviceHost) -> No
 
 def test_closing_wakes_a_waiting_step(host: DeviceHost) -> None:
     host.add("s", "p", edge_from_afar())
-    step = in_thread(lambda: compute(host, 1))
+    step = run_in_thread(lambda: compute(host, 1))
     time.sleep(0.05)
     host.close("s")
     with pytest.raises(SessionError, match="closed"):

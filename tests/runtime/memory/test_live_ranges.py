@@ -18,7 +18,7 @@ from graphflow.ir.op import REGISTRY, Node, Tensor
 from graphflow.runtime.memory.memory_layout import BodyLayout, MemoryLayout, plan_layout
 from tests.properties.random_graphs import has_same_bits
 from tests.runtime.program.bodies.test_native_loops import Going
-from tests.runtime.programs import alone, compile_program
+from tests.runtime.programs import compile_program, make_partition
 
 ROWS, WIDTH, TURNS = 6, 4, 5
 MB = 1 << 20
@@ -39,7 +39,7 @@ def loop_node(layout: MemoryLayout) -> Node:
 
 
 def body_of(*fetches: Tensor) -> BodyLayout:
-    (inner,) = plan_layout(alone(*fetches), {}).body_layouts.values()
+    (inner,) = plan_layout(make_partition(*fetches), {}).body_layouts.values()
     return inner
 
 
@@ -125,7 +125,7 @@ def test_states_move_on_in_the_order_in_which_they_are_read() -> None:
     assert copies.direct == (0, 1, 2) and not copies.swapped
     check(list(last))
     last, _ = gf.scan(lambda c, _: ((c[1], c[0], c[2] + 1.0), None), last, length=3)
-    inner = plan_layout(alone(*last), {}).body_layouts
+    inner = plan_layout(make_partition(*last), {}).body_layouts
     assert [i.copies[0].swapped for i in inner.values()] == [(), (0, 1)]
     check(list(last))
 
@@ -147,7 +147,7 @@ def test_a_loop_takes_over_a_temporary_and_copies_a_variable() -> None:
     v = gf.variable(np.ones((ROWS, WIDTH), "float32"), name="v")
     for init, is_shared in ((v, False), (v * 1.0, True)):
         last, _ = scan_of(rows_read_before, init)
-        layout = plan_layout(alone(last), {})
+        layout = plan_layout(make_partition(last), {})
         node = loop_node(layout)
         assert layout.share_buffer(node.inputs[0], node.outputs[0]) == is_shared
 
@@ -155,9 +155,9 @@ def test_a_loop_takes_over_a_temporary_and_copies_a_variable() -> None:
 def test_a_large_state_is_in_memory_once() -> None:
     v = gf.variable(np.ones((MB, 1), "float32"), name="v")
     last, _ = scan_of(rows_read_before, v)
-    assert 4 * MB <= plan_layout(alone(last), {}).arena.nbytes < 4.1 * MB
+    assert 4 * MB <= plan_layout(make_partition(last), {}).arena.nbytes < 4.1 * MB
     other = gf.while_loop(lambda s: s[0, 0] < 3.0, lambda s: s + 1.0, v)
-    assert 4 * MB <= plan_layout(alone(other), {}).arena.nbytes < 4.1 * MB
+    assert 4 * MB <= plan_layout(make_partition(other), {}).arena.nbytes < 4.1 * MB
 
 
 @pytest.mark.parametrize("jit", ["on", "off"])
@@ -171,7 +171,7 @@ def test_bits_are_those_of_the_interpreter(
 
 def check(fetches: list[Tensor], is_exact: bool = True) -> None:
     """Program and interpreter agree, twice."""
-    part = alone(*fetches)
+    part = make_partition(*fetches)
     random = np.random.default_rng(0)
     ids = random.permuted(np.tile(np.arange(ROWS), (TURNS, 1)), axis=1)[:, :2]
     placeholders = [n for n in Graph(fetches).walk() if n.name == "ids"]

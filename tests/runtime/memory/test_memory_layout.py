@@ -14,14 +14,14 @@ from graphflow.passes import optimize
 from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, partition
 from tests.properties.random_graphs import random_case
-from tests.runtime.programs import CPU, OTHER, alone, place_nodes
+from tests.runtime.programs import CPU, OTHER, make_partition, place_nodes
 
 ELSEWHERE = {"constant", "placeholder", "variable", "recv", "send"}
 SHAPE = (4, 3)
 
 
 def layout_of(*fetches: Tensor) -> MemoryLayout:
-    return plan_layout(alone(*fetches), {"batch": 5})
+    return plan_layout(make_partition(*fetches), {"batch": 5})
 
 
 def variable(name: str, shape: tuple[int, ...] = SHAPE, dtype: str = "float32") -> Tensor:
@@ -174,7 +174,7 @@ def test_in_place_needs_the_same_spec_and_a_dead_input() -> None:
     x = gf.flip(gf.placeholder("float32", (100,), name="x"), 0)
     y = gf.exp(x)
     other = gf.flip(x, 0)
-    part = alone(gf.flip(y, 0), other)  # x is read after y is made
+    part = make_partition(gf.flip(y, 0), other)  # x is read after y is made
     layout = plan_layout(part, {})
     (exp,) = part.graph.of_op("exp")
     assert layout.offset(exp.outputs[0]) != layout.offset(exp.inputs[0])
@@ -258,7 +258,7 @@ def test_no_tensor_is_overwritten_while_it_is_still_to_be_read(seed: int, two: b
 
 
 def test_every_tensor_has_a_place() -> None:
-    part = alone(*random_case(3).fetches)
+    part = make_partition(*random_case(3).fetches)
     layout = plan_layout(part, {"batch": 5})
     for node in part.graph.nodes:
         for tensor in node.outputs:

@@ -96,7 +96,7 @@ def lstm(time: int = 16, batch: int = 16, width: int = 64) -> Case:
     return [loss, train], {x: np.ones((time, batch, width), "float32")}
 
 
-def deep(checkpoint: bool, layers: int = 24, batch: int = 512, width: int = 64) -> Case:
+def build_deep_case(checkpoint: bool, layers: int = 24, batch: int = 512, width: int = 64) -> Case:
     x = gf.placeholder("float32", (batch, width))
 
     def group(h: Any, *ws: Any) -> Any:
@@ -142,7 +142,7 @@ MODELS: dict[str, Callable[[], Case]] = {
     "gpt": gpt,
     "lstm": lstm,
     "sums of products": sums_of_products,
-    "checkpoint": lambda: deep(True),
+    "checkpoint": lambda: build_deep_case(True),
     "checkpoint in a scan": lambda: deep_scan(True),
 }
 
@@ -207,7 +207,7 @@ def test_devices_beside_each_other_have_figures_of_their_own() -> None:
         assert "arrivals" in str(report)
 
 
-@pytest.mark.parametrize("model", [deep, deep_scan])
+@pytest.mark.parametrize("model", [build_deep_case, deep_scan])
 def test_a_checkpoint_takes_less_memory(model: Callable[[bool], Case]) -> None:
     arenas = []
     for checkpoint in (False, True):

@@ -17,7 +17,7 @@ from graphflow.ops.kernels.jit import scratch_memory
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.memory.memory_use import memory_use
-from tests.runtime.programs import alone, compile_program
+from tests.runtime.programs import compile_program, make_partition
 
 
 @pytest.fixture(autouse=True)
@@ -82,7 +82,7 @@ class AskedBackend(CpuBackend):
 @settings(max_examples=80)
 def test_kernels_of_convolutions_take_what_is_predicted(case: Convolution, threads: int) -> None:
     backend = AskedBackend(threads)
-    program = compile_program(alone(*case.fetches()), backend=backend)
+    program = compile_program(make_partition(*case.fetches()), backend=backend)
     predicted, *asked = backend.asked
     assert predicted == program.memory.shared_scratch == max(asked, default=0)
     assert backend.shared_scratch(0).nbytes == predicted
@@ -92,7 +92,7 @@ def test_kernels_of_convolutions_take_what_is_predicted(case: Convolution, threa
 @given(convolutions(), st.sampled_from(["float64", "float16"]))
 @settings(max_examples=60)
 def test_kernels_that_run_as_python_keep_what_is_predicted(case: Convolution, dtype: str) -> None:
-    part = alone(*case.fetches(dtype))
+    part = make_partition(*case.fetches(dtype))
     program = compile_program(part)
     feeds = {
         part.graph.names[n]: np.ones(n.outputs[0].spec.shape, dtype)  # type: ignore[arg-type]
@@ -119,7 +119,7 @@ def test_products_take_no_more_than_is_predicted(threads: int, sizes: tuple[int,
     w = gf.placeholder("float32", (depth, columns))
     backend = AskedBackend(threads)
     compile_program(
-        alone(gf.nn.relu(x @ w + 1.0), gf.matmul(x, x, transpose_a=True)), backend=backend
+        make_partition(gf.nn.relu(x @ w + 1.0), gf.matmul(x, x, transpose_a=True)), backend=backend
     )
     predicted, *asked = backend.asked
     most = max(asked, default=0)
@@ -130,7 +130,7 @@ def test_products_take_no_more_than_is_predicted(threads: int, sizes: tuple[int,
 def test_kernels_share_the_largest_scratch_memory() -> None:
     small, large = (Convolution(4, 32, 32, 1, (n, n), 3, 1, 1, 1).fetches() for n in (8, 20))
     alone_bytes, together = (
-        compile_program(alone(*fetches)).memory.shared_scratch
+        compile_program(make_partition(*fetches)).memory.shared_scratch
         for fetches in (large, [*small, *large])
     )
     assert alone_bytes == together > 0
@@ -142,7 +142,7 @@ def test_plans_count_the_scratch_memory_of_each_thread() -> None:
     for threads in (1, 8):
         (peak,) = gf.plan(fetches, gf.Cluster.here(["cpu:0"], threads=threads)).peak_memory.values()
         peaks.append(peak)
-        program = compile_program(alone(*fetches), backend=CpuBackend(threads))
+        program = compile_program(make_partition(*fetches), backend=CpuBackend(threads))
         assert peak == pytest.approx(program.peak, rel=1e-4)
     assert peaks[1] > peaks[0] + (5 << 20)
 
@@ -159,7 +159,7 @@ def test_a_step_whose_scratch_memory_does_not_fit_is_refused() -> None:
     x = gf.placeholder("float32", (16, 64, 32, 32))
     w = gf.variable(np.ones((64, 64, 3, 3), "float32"))
     y = gf.nn.conv2d(x, w, padding=1)
-    use = compile_program(alone(y), backend=CpuBackend(2)).memory
+    use = compile_program(make_partition(y), backend=CpuBackend(2)).memory
     short, feeds = use.peak - use.scratch // 2, {x: np.ones(x.shape, "float32")}
     with gf.Session(cpus(short)) as s, pytest.raises(gf.errors.MemoryLimitError):
         s.run(y, feeds)
@@ -174,8 +174,8 @@ def test_loops_keep_the_scratch_memory_of_their_kernels() -> None:
     def step(h: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
         return gf.nn.conv2d(h, w, padding=1), h[0, 0, 0, 0]
 
-    part = alone(gf.scan(step, x, gf.arange(3))[0])
-    once = alone(gf.nn.conv2d(x, w, padding=1))
+    part = make_partition(gf.scan(step, x, gf.arange(3))[0])
+    once = make_partition(gf.nn.conv2d(x, w, padding=1))
     of_loop, of_one = (memory_use(p, plan_layout(p, {}), {}, 2) for p in (part, once))
     assert of_loop.shared_scratch == of_one.kept_scratch == 0
     assert of_loop.kept_scratch == pytest.approx(of_one.shared_scratch, rel=0.01)

@@ -22,7 +22,7 @@ from graphflow.runtime.native_calls.pointer_table import KernelCall
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import has_same_bits, random_case
-from tests.runtime.programs import alone, compile_program, initial_state
+from tests.runtime.programs import compile_program, initial_state, make_partition
 
 NODE: Any = None
 
@@ -118,7 +118,7 @@ def test_groups_of_random_calls_keep_every_order_that_matters(
 def test_towers_run_beside_each_other_with_the_bits_of_one_thread(threads: int) -> None:
     x, total = towers(4, 3)
     value = np.random.default_rng(1).normal(size=(24, 16)).astype("float32")
-    part = alone(total)
+    part = make_partition(total)
     one, many = compile_program(part), compile_program(part, backend=CpuBackend(threads))
     assert not strands(one)
     (line,) = strands(many)
@@ -133,7 +133,7 @@ def test_towers_run_beside_each_other_with_the_bits_of_one_thread(threads: int) 
 def test_traced_branches_are_spans_of_their_nodes() -> None:
     _, total = towers(3, 2)
     value = np.ones((24, 16), "float32")
-    program = compile_program(alone(total), backend=CpuBackend(2))
+    program = compile_program(make_partition(total), backend=CpuBackend(2))
     assert strands(program)
     spans: list[Span] = []
     traced = program.compute({"x": value}, 1, 0, spans)["0"]
@@ -146,7 +146,7 @@ def test_traced_branches_are_spans_of_their_nodes() -> None:
 @settings(max_examples=15, deadline=None)
 def test_random_graphs_give_the_same_bits_on_any_number_of_threads(seed: int) -> None:
     case = random_case(seed)
-    part = alone(*case.fetches)
+    part = make_partition(*case.fetches)
     named = {case.graph.names.get(t.node, "unused"): a for t, a in case.feeds(0).items()}
     batch = next((a.shape[0] for a in named.values() if a.ndim), 3)
     results = []
@@ -161,7 +161,7 @@ def test_random_graphs_give_the_same_bits_on_any_number_of_threads(seed: int) ->
 
 def test_branches_take_no_more_memory_than_is_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     _, total = towers(4, 3)
-    part = alone(total)
+    part = make_partition(total)
     usual = compile_program(part).memory.arena
     monkeypatch.setattr(wide, "MIN_PARALLEL_NANOSECONDS", 1.0)
     monkeypatch.setattr(planning, "MIN_PARALLEL_NANOSECONDS", 1.0)

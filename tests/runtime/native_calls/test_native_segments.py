@@ -18,7 +18,7 @@ from graphflow.runtime.native_calls.native_segments import NativeSegment
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import has_same_bits, random_case, reference
-from tests.runtime.programs import CPU, alone, compile_program, initial_state
+from tests.runtime.programs import CPU, compile_program, initial_state, make_partition
 
 pytestmark = pytest.mark.usefixtures("jit")
 
@@ -42,7 +42,7 @@ def test_kernels_that_stand_together_are_one_native_call() -> None:
     y = x
     for i in range(6):
         y = gf.reshape(gf.tanh(y) * (1.0 + i), (3, 4) if y.shape[0] == 4 else (4, 3))
-    program = compile_program(alone(y))
+    program = compile_program(make_partition(y))
     assert lines(program) == 1
     (segment,) = segments(program)
     assert len(segment.calls) == 6
@@ -57,7 +57,7 @@ def test_traced_calls_of_a_segment_are_spans_of_their_nodes(length: int) -> None
     y = x
     for i in range(length):
         y = gf.reshape(gf.tanh(y, name=f"t{i}"), (3, 4) if y.shape[0] == 4 else (4, 3))
-    program = compile_program(alone(y))
+    program = compile_program(make_partition(y))
     value = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)
     spans: list[Span] = []
     traced = program.compute({"x": value}, 1, 0, spans)["0"]
@@ -75,7 +75,7 @@ def test_generated_and_plain_kernels_agree_on_random_graphs(seed: int) -> None:
     for setting in ("on", "off"):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("GRAPHFLOW_JIT", setting)
-            part = alone(*case.fetches)
+            part = make_partition(*case.fetches)
             state = initial_state(part)
             named = {case.graph.names.get(t.node, "unused"): a for t, a in case.feeds(0).items()}
             batch = next((a.shape[0] for a in named.values() if a.ndim), 3)
@@ -93,7 +93,7 @@ def test_generated_and_plain_kernels_agree_on_random_graphs(seed: int) -> None:
 def test_what_is_fed_may_lie_anywhere() -> None:
     x = gf.placeholder("float32", (4, 6), name="x")
     y = gf.exp(gf.reshape(gf.tanh(x), (6, 4))) * 2.0
-    program = compile_program(alone(y))
+    program = compile_program(make_partition(y))
     base = np.linspace(-2, 2, 400, dtype="float32")
     want = None
     for start in (0, 1, 3, 7):
@@ -106,7 +106,7 @@ def test_what_is_fed_may_lie_anywhere() -> None:
 
 def test_a_feed_of_another_shape_or_dtype_never_reaches_a_native_call() -> None:
     x = gf.placeholder("float32", (4, 6), name="x")
-    program = compile_program(alone(gf.tanh(x)))
+    program = compile_program(make_partition(gf.tanh(x)))
     for wrong in (np.zeros((3, 6), "float32"), np.zeros((4, 6)), np.zeros(24, "float32")):
         with pytest.raises((ShapeError, OpError), match=r"expected float32\(4, 6\), got"):
             program.compute({"x": wrong}, 1, 0)
@@ -115,7 +115,7 @@ def test_a_feed_of_another_shape_or_dtype_never_reaches_a_native_call() -> None:
 def test_a_fed_value_that_the_commit_reads_is_there_until_then() -> None:
     v = gf.variable(np.ones(1000, "float32"), name="v")
     x = gf.placeholder("float32", (1000,), name="x")
-    part = alone(gf.assign(v, v - 0.5 * x))
+    part = make_partition(gf.assign(v, v - 0.5 * x))
     state = initial_state(part)
     program = compile_program(part, state)
     value = np.full(1000, 2.0, "float32")
@@ -134,7 +134,7 @@ def test_a_call_of_native_kernels_joins_what_is_around_it() -> None:
     x = gf.placeholder("float32", (5,), name="x")
     y, again = layer(gf.reshape(gf.exp(x), (5,)))
     z, _ = layer(y)
-    program = compile_program(alone(z, again, y))
+    program = compile_program(make_partition(z, again, y))
     assert lines(program) == 1
     value = np.linspace(-1, 1, 5, dtype="float32")
     have = program.compute({"x": value}, 1, 0)
@@ -156,10 +156,10 @@ def test_a_copy_copies_any_number_of_bytes() -> None:
 
 def test_the_driver_is_compiled_once_for_all_programs() -> None:
     x = gf.placeholder("float32", (7,), name="x")
-    compile_program(alone(gf.tanh(x)))
+    compile_program(make_partition(gf.tanh(x)))
     before = compiler().compiled
     compiler().functions(driver_sources())
-    compile_program(alone(gf.tanh(x)))
+    compile_program(make_partition(gf.tanh(x)))
     assert compiler().compiled == before
 
 
@@ -168,7 +168,7 @@ def test_the_driver_is_compiled_once_for_all_programs() -> None:
 def test_segments_of_random_graphs_give_the_bits_of_the_interpreter(seed: int) -> None:
     case = random_case(seed)
     want = reference(case, 1)
-    part = alone(*case.fetches)
+    part = make_partition(*case.fetches)
     named = {case.graph.names.get(t.node, "unused"): a for t, a in case.feeds(0).items()}
     batch = next((a.shape[0] for a in named.values() if a.ndim), 3)
     program = compile_program(part, initial_state(part), {"batch": batch})

@@ -15,7 +15,7 @@ from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import has_same_bits
-from tests.runtime.programs import alone, compile_program
+from tests.runtime.programs import compile_program, make_partition
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,7 @@ def layer(rows: int, width: int, out: int, transposed: bool = False) -> Tensor:
 def test_layers_of_any_size_give_the_bits_of_one_thread(
     rows: int, width: int, out: int, transposed: bool, threads: int
 ) -> None:
-    part = alone(layer(rows, width, out, transposed))
+    part = make_partition(layer(rows, width, out, transposed))
     one, many = compile_program(part), compile_program(part, backend=CpuBackend(threads))
     for seed in range(2):  # feeds at other addresses
         x = np.random.default_rng(seed).normal(size=(rows, width)).astype("float32")
@@ -52,17 +52,17 @@ def test_layers_of_any_size_give_the_bits_of_one_thread(
 
 
 def test_long_calls_are_shared_inside_of_one_native_call_and_short_ones_are_not() -> None:
-    part = alone(layer(512, 256, 512))
+    part = make_partition(layer(512, 256, 512))
     shared, whole = compile_program(part, backend=CpuBackend(2)), compile_program(part)
     assert jobs(shared) >= 2 and jobs(whole) == 0
     assert len(shared._code.compute.lines) == len(whole._code.compute.lines)
-    assert jobs(compile_program(alone(layer(8, 16, 8)), backend=CpuBackend(2))) == 0
+    assert jobs(compile_program(make_partition(layer(8, 16, 8)), backend=CpuBackend(2))) == 0
 
 
 def test_products_of_few_rows_are_cut_by_columns_even_of_a_feed() -> None:
     w = gf.constant(np.random.default_rng(0).normal(size=(16, 400)), "float32")
     x = gf.placeholder("float32", (400, 512), name="x")
-    part = alone(w @ x)
+    part = make_partition(w @ x)
     one, many = compile_program(part), compile_program(part, backend=CpuBackend(2))
     (segment,) = many._code.compute.segments
     assert segment.offsets.any()
@@ -73,7 +73,7 @@ def test_products_of_few_rows_are_cut_by_columns_even_of_a_feed() -> None:
 
 
 def test_a_traced_step_tells_the_time_of_each_call_and_has_the_same_bits() -> None:
-    program = compile_program(alone(layer(1024, 256, 1024)), backend=CpuBackend(2))
+    program = compile_program(make_partition(layer(1024, 256, 1024)), backend=CpuBackend(2))
     x = np.ones((1024, 256), "float32")
     spans: list[Span] = []
     traced = program.compute({"x": x}, 1, 0, spans)["0"]

@@ -15,14 +15,14 @@ from graphflow.runtime.program import direct_results
 from graphflow.runtime.program.direct_results import MIN_BYTES, find_direct_results
 from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import has_same_bits, random_case, reference
-from tests.runtime.programs import alone, compile_program, initial_state
+from tests.runtime.programs import compile_program, initial_state, make_partition
 
 SIZE = MIN_BYTES // 4
 
 
 def _direct(*fetches: gf.Tensor) -> list[str]:
     """Return the names of the fetches that are computed in memory of the caller."""
-    part = alone(*fetches)
+    part = make_partition(*fetches)
     found = find_direct_results(part, plan_layout(part, {}))
     return [name for name, tensor in part.fetches.items() if tensor in found]
 
@@ -76,7 +76,7 @@ def test_a_result_that_a_variable_takes_over_is_not_shared_with_it() -> None:
 
 
 def test_a_traced_step_gives_one_span_for_a_direct_result() -> None:
-    part = alone(gf.tanh(_x()))
+    part = make_partition(gf.tanh(_x()))
     spans: list[Span] = []
     compile_program(part).run({"x": np.zeros(SIZE, "float32")}, 1, 0, spans)
     assert [name for _, name, _, _ in spans] == ["x", part.graph.names[part.fetches["0"].node]]
@@ -86,7 +86,7 @@ def test_a_traced_step_gives_one_span_for_a_direct_result() -> None:
 @settings(max_examples=40)
 def test_direct_results_of_any_size_have_the_bits_of_copied_ones(seed: int) -> None:
     case = random_case(seed)
-    part = alone(*case.fetches)
+    part = make_partition(*case.fetches)
     state = initial_state(part)
     expected = reference(case, 2)
     with pytest.MonkeyPatch.context() as patch:

@@ -22,9 +22,9 @@ from tests.runtime.programs import (
     CPU,
     OTHER,
     Mailbox,
-    alone,
     compile_program,
     initial_state,
+    make_partition,
     place_nodes,
 )
 
@@ -76,7 +76,7 @@ def feeds(value: float) -> dict[str, np.ndarray[Any, Any]]:
 @settings(max_examples=40)
 def test_what_the_arena_held_before_a_step_does_not_matter(seed: int, poison: int) -> None:
     case = random_case(seed)
-    part = alone(*case.fetches)
+    part = make_partition(*case.fetches)
     backend = CountingBackend()
     state = initial_state(part)
     steps = [case.feeds(i) for i in range(3)]
@@ -102,7 +102,7 @@ def part_name(graph: Graph, tensor: Tensor) -> str:
 @given(st.integers(0, 2**32 - 1))
 @settings(max_examples=30)
 def test_the_predicted_peak_is_what_is_allocated(seed: int) -> None:
-    part = alone(*random_case(seed).fetches)
+    part = make_partition(*random_case(seed).fetches)
     backend = CountingBackend()
     program = compile_program(part, bindings={"batch": 5}, backend=backend)
     specs = {t: t.spec.bind({"batch": 5}) for n in part.graph.nodes for t in n.outputs}
@@ -122,7 +122,7 @@ def test_the_predicted_peak_is_what_is_allocated(seed: int) -> None:
 
 def test_fetched_arrays_belong_to_the_caller() -> None:
     v = gf.variable(np.zeros(3, "float32"), name="v")
-    part = alone(v, v + 1.0, gf.assign(v, v + 2.0))
+    part = make_partition(v, v + 1.0, gf.assign(v, v + 2.0))
     program = compile_program(part)
     first = program.compute({}, 1, 0)
     program.commit()
@@ -134,7 +134,7 @@ def test_fetched_arrays_belong_to_the_caller() -> None:
 
 def test_computing_changes_no_state_until_it_commits() -> None:
     v = gf.variable(np.zeros(3, "float32"), name="v")
-    part = alone(REGISTRY["group"](gf.assign(v, v + 1.0)))
+    part = make_partition(REGISTRY["group"](gf.assign(v, v + 1.0)))
     state = initial_state(part)
     program = compile_program(part, state)
     program.compute({}, 1, 0)
@@ -176,7 +176,7 @@ def test_jit_off_runs_each_ops_plain_kernel_and_is_read_when_a_program_is_compil
         kernel=lambda xp, x: calls.append("kernel") or x * 2,
         into=lambda xp, out, x: calls.append("into") or xp.multiply(x, 2, out=out),
     )
-    part = alone(op(gf.placeholder("float32", (2, 3), name="x")))
+    part = make_partition(op(gf.placeholder("float32", (2, 3), name="x")))
     monkeypatch.delenv("GRAPHFLOW_JIT", raising=False)
     fast = compile_program(part)
     monkeypatch.setenv("GRAPHFLOW_JIT", "off")
@@ -189,7 +189,7 @@ def test_jit_off_runs_each_ops_plain_kernel_and_is_read_when_a_program_is_compil
 
 def test_a_traced_step_gives_the_same_and_a_span_for_each_node() -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
-    part = alone(gf.sum(gf.tanh(x, name="t"), name="s"))
+    part = make_partition(gf.sum(gf.tanh(x, name="t"), name="s"))
     program = compile_program(part)
     spans: list[Span] = []
     traced = program.compute(feeds(0.3), 1, 0, spans)
@@ -209,7 +209,7 @@ def test_a_failure_names_node_line_device_and_the_shapes_of_its_inputs(
     x = gf.placeholder("float32", ("n", 3), name="x")
     here = line() + 1
     y = fragile(gf.negative(gf.tanh(x)), name="culprit")
-    program = compile_program(alone(gf.exp(y) + 1.0), bindings={"n": 2})
+    program = compile_program(make_partition(gf.exp(y) + 1.0), bindings={"n": 2})
     with pytest.raises(OpError) as caught:
         program.compute(feeds(1.0), 1, 0, [] if traced else None)
     text = str(caught.value)
@@ -227,7 +227,9 @@ def test_every_node_of_a_program_is_the_one_its_failure_names(fragile: Op, trace
         y = x
         for i in range(5):
             y = fragile(gf.negative(gf.abs(y)), name="culprit") if i == position else gf.exp(y)
-        program = compile_program(alone(gf.assign(gf.variable(np.zeros((2, 3), "float32")), y)))
+        program = compile_program(
+            make_partition(gf.assign(gf.variable(np.zeros((2, 3), "float32")), y))
+        )
         with pytest.raises(OpError, match="fragile 'culprit'"):
             program.compute(feeds(1.0), 1, 0, [] if traced else None)
 
@@ -236,7 +238,7 @@ def test_every_node_of_a_program_is_the_one_its_failure_names(fragile: Op, trace
 def test_a_false_check_stays_a_check_error_with_its_message(traced: bool) -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
     y = gf.debug.check(x, x > 0, "positive", name="guard")
-    program = compile_program(alone(y))
+    program = compile_program(make_partition(y))
     with pytest.raises(CheckError, match=r"check 'guard' .*positive.*false for 6 of 6") as caught:
         program.compute(feeds(-1.0), 1, 0, [] if traced else None)
     assert "CheckError" not in str(caught.value)
@@ -244,7 +246,7 @@ def test_a_false_check_stays_a_check_error_with_its_message(traced: bool) -> Non
 
 def test_a_program_goes_on_after_a_failure(fragile: Op) -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
-    program = compile_program(alone(fragile(x)))
+    program = compile_program(make_partition(fragile(x)))
     with pytest.raises(OpError):
         program.compute(feeds(-1.0), 1, 0)
     assert (program.compute(feeds(1.0), 2, 0)["0"] == 2).all()
@@ -265,11 +267,13 @@ def test_a_wait_that_was_given_up_is_passed_on_as_it_is() -> None:
 
 def test_numpy_does_not_warn_of_what_ieee_754_defines(recwarn: pytest.WarningsRecorder) -> None:
     x = gf.placeholder("float32", (2, 3), name="x")
-    program = compile_program(alone(gf.log(x), gf.divide(x, x), gf.exp(x + 1e30), gf.sqrt(x - 1.0)))
+    program = compile_program(
+        make_partition(gf.log(x), gf.divide(x, x), gf.exp(x + 1e30), gf.sqrt(x - 1.0))
+    )
     program.compute(feeds(0.0), 1, 0)
     large = gf.placeholder("float32", (600, 600), name="x")
     split = compile_program(
-        alone(large @ large), backend=CpuBackend(3)
+        make_partition(large @ large), backend=CpuBackend(3)
     )  # on threads of its own, too
     split.compute({"x": np.full((600, 600), [[np.inf], [-np.inf]] * 300, np.float32)}, 1, 0)
     assert not recwarn.list

@@ -26,7 +26,7 @@ from graphflow.runtime.program.kernel_emitter import KernelEmitter
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
 from tests.properties.random_graphs import has_same_bits
-from tests.runtime.programs import alone, compile_program
+from tests.runtime.programs import compile_program, make_partition
 
 RECORDING = ("conv", "conv_transpose", "conv_weight_grad", "max_pool", "max_pool_taps", "pool_put",
              "avg_pool", "avg_pool_grad", "batch_norm", "batch_norm_grad", "sum")  # fmt: skip
@@ -88,7 +88,7 @@ def values(fetches: Sequence[Tensor], seed: int, offset: int = 0) -> dict[str, A
     """Return feeds by name; `offset` moves them off the boundaries of cache lines."""
     random = np.random.default_rng(seed)
     feeds = {}
-    for node in alone(*fetches).graph.nodes:
+    for node in make_partition(*fetches).graph.nodes:
         if node.op.name == "placeholder":
             spec = node.outputs[0].spec
             room = np.zeros(spec.size + 16, "float32")
@@ -103,7 +103,7 @@ def test_recorded_kernels_give_the_bits_of_one_call_after_another(
     case: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetches = CASES[case]()
-    part = alone(*fetches)
+    part = make_partition(*fetches)
     with monkeypatch.context() as patched:
         patched.setattr(KernelEmitter, "_emit_recording", lambda *given: False)
         plain = compile_program(part)
@@ -123,7 +123,10 @@ def test_recorded_kernels_give_the_bits_of_one_call_after_another(
 
 def test_a_traced_step_tells_the_time_of_a_recorded_kernel() -> None:
     fetches = CASES["winograd"]()
-    program, given = compile_program(alone(*fetches), backend=CpuBackend(2)), values(fetches, 0)
+    program, given = (
+        compile_program(make_partition(*fetches), backend=CpuBackend(2)),
+        values(fetches, 0),
+    )
     spans: list[Span] = []
     traced = program.compute(given, 1, 0, spans)
     want = program.compute(given, 2, 0)
@@ -134,7 +137,9 @@ def test_a_traced_step_tells_the_time_of_a_recorded_kernel() -> None:
 
 def test_recordings_of_a_device_share_scratch_memory() -> None:
     backend = CpuBackend(2)
-    parts = [alone(*CASES[case]()) for case in ("winograd", "winograd", "implicit product")]
+    parts = [
+        make_partition(*CASES[case]()) for case in ("winograd", "winograd", "implicit product")
+    ]
     programs = [compile_program(part, backend=backend) for part in parts]
     calls = [c for p in programs for s in p._code.compute.segments for c in s.calls if c.recording]
     largest = max(call.recording.scratch_nbytes for call in calls if call.recording)

@@ -18,7 +18,7 @@ from graphflow.ops.communication.rows_in_use import find_rows_in_use
 from graphflow.runtime.memory.backend import CpuBackend
 from graphflow.runtime.partitioning.check_modes import RESULTS
 from graphflow.runtime.program.generated_call_support import received_tensor_check
-from tests.runtime.programs import alone, compile_program, initial_state
+from tests.runtime.programs import compile_program, initial_state, make_partition
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: gf.optim.SGD(0.1),
@@ -55,7 +55,7 @@ def test_memory_that_nothing_wrote_changes_no_bit(
 ) -> None:
     monkeypatch.setenv("GRAPHFLOW_JIT", jit)
     lookups = 3000 if threads > 1 else 300
-    part = alone(*build_training(optimizer, lookups))
+    part = make_partition(*build_training(optimizer, lookups))
     states = [initial_state(part) for _ in range(2)]
     checked = replace(part, checks=RESULTS)  # computes all rows
     programs = [
@@ -75,7 +75,7 @@ def test_memory_that_nothing_wrote_changes_no_bit(
 
 def test_what_only_an_update_reads_is_limited_and_what_is_fetched_is_not() -> None:
     loss, train = build_training("adagrad", 300)
-    graph = alone(loss, train).graph
+    graph = make_partition(loss, train).graph
     specs = {t: t.spec for node in graph.nodes for t in node.outputs}
     used = find_rows_in_use(graph, specs)
     (write, _) = graph.of_op("update_rows")
@@ -87,7 +87,7 @@ def test_what_only_an_update_reads_is_limited_and_what_is_fetched_is_not() -> No
 
 
 def test_rows_beyond_those_in_use_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    part = alone(*build_training("adagrad", 300))
+    part = make_partition(*build_training("adagrad", 300))
     asked: list[int] = []
     op = REGISTRY["take"]
     into = op.into

@@ -13,7 +13,7 @@ import graphflow as gf
 from graphflow.ir.op import Node
 from graphflow.ops.kernels.jit.call_table_driver import clock_nanoseconds
 from graphflow.runtime.program.span_recorder import Span, SpanRecorder, clock, reading_nanoseconds
-from tests.runtime.programs import CPU, alone, compile_program
+from tests.runtime.programs import CPU, compile_program, make_partition
 
 CLOCKS = pytest.mark.parametrize("now", [time.monotonic_ns, time.thread_time_ns])
 
@@ -82,7 +82,7 @@ def test_native_calls_are_timed_inside_native_code(now: Callable[[], int]) -> No
     y = x
     for i in range(8):
         y = gf.nn.softmax(y + float(i), axis=1)
-    program = compile_program(alone(y))
+    program = compile_program(make_partition(y))
     value = np.random.default_rng(0).random((256, 256), "float32")
     plain = program.compute({"x": value}, 1, 0)["0"]
     spans: list[Span] = []
@@ -103,7 +103,7 @@ def test_native_calls_are_timed_inside_native_code(now: Callable[[], int]) -> No
 def test_a_clock_that_native_code_cannot_read_times_each_call() -> None:
     x = gf.placeholder("float32", (4, 3), name="x")
     y = gf.reshape(gf.tanh(gf.reshape(gf.tanh(x, name="t0"), (3, 4)), name="t1"), (4, 3))
-    program = compile_program(alone(y))
+    program = compile_program(make_partition(y))
     value = np.linspace(-1, 1, 12, dtype="float32").reshape(4, 3)
     count = 0
 

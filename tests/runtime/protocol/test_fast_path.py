@@ -219,7 +219,7 @@ def test_a_step_by_the_short_way_fetches_what_was_computed() -> None:
     assert fed.arrays["x"].tolist() == [0, 1, 2, 3]
 
 
-def unlike(cluster: Cluster) -> Iterator[tuple[str, bytes, bytes]]:
+def list_unlike_orders(cluster: Cluster) -> Iterator[tuple[str, bytes, bytes]]:
     """Orders that are not for the short way: why, the route that they come by, and the frame."""
     right = cluster.encode_next_order(0)
     yield "another lane", b"lane 2", right
@@ -256,7 +256,7 @@ def test_an_order_unlike_the_one_before_is_left_for_the_long_way() -> None:
     cluster.whole_step()
     worker = cluster.workers[0]
     before, names = state(worker), []
-    for name, route, frame in unlike(cluster):
+    for name, route, frame in list_unlike_orders(cluster):
         assert worker.accept_order(route, frame, cluster.now) is None, name
         assert state(worker) == before, name
         names.append(name)

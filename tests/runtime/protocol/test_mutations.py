@@ -50,7 +50,7 @@ def fence(by: str) -> Iterator[None]:
         yield
 
 
-def around(kind: type, name: str, make: Callable[[Any], Any]) -> Mutation:
+def patch_with(kind: type, name: str, make: Callable[[Any], Any]) -> Mutation:
     """Another method in the place of one, made of that."""
     return lambda: mock.patch.object(kind, name, make(getattr(kind, name)))
 
@@ -283,46 +283,50 @@ def keeps_no_answer(answer: Any) -> Any:
 MUTATIONS: dict[str, Mutation] = {
     "no look at the epoch": lambda: fence("token"),
     "no look at the token": lambda: fence("epoch"),
-    "acknowledged before it was applied": around(Inbound, "receive", skips_gaps),
-    "what comes twice is applied twice": around(Inbound, "receive", repeats),
-    "committed twice": around(WorkerSession, "settle", twice),
-    "aborted, and committed all the same": around(
+    "acknowledged before it was applied": patch_with(Inbound, "receive", skips_gaps),
+    "what comes twice is applied twice": patch_with(Inbound, "receive", repeats),
+    "committed twice": patch_with(WorkerSession, "settle", twice),
+    "aborted, and committed all the same": patch_with(
         WorkerSession, "settle", commits_what_was_aborted
     ),
-    "the first who has computed decides": around(Operation, "accept", decides_with_the_first),
-    "a step before the one that it follows": around(WorkerSession, "accept_step", runs_ahead),
-    "a commit that nobody is told": around(CoordinatorMachine, "_send_commit", forgets_commits),
+    "the first who has computed decides": patch_with(Operation, "accept", decides_with_the_first),
+    "a step before the one that it follows": patch_with(WorkerSession, "accept_step", runs_ahead),
+    "a commit that nobody is told": patch_with(CoordinatorMachine, "_send_commit", forgets_commits),
     "damage that counts as whole": lambda: mock.patch.object(
         stream, "_is_intact", takes_damage(stream._is_intact)
     ),
-    "nothing is kept to send again": around(Outbound, "post", forgets_what_is_sent),
-    "nothing is sent again": around(Outbound, "resend", lambda again: lambda self, request: []),
-    "windows without an end": around(Outbound, "has_room", lambda room: lambda self, nbytes: True),
-    "deadlines that end nothing": around(CoordinatorMachine, "_end", never_late),
-    "nobody is lost by silence": around(
+    "nothing is kept to send again": patch_with(Outbound, "post", forgets_what_is_sent),
+    "nothing is sent again": patch_with(Outbound, "resend", lambda again: lambda self, request: []),
+    "windows without an end": patch_with(
+        Outbound, "has_room", lambda room: lambda self, nbytes: True
+    ),
+    "deadlines that end nothing": patch_with(CoordinatorMachine, "_end", never_late),
+    "nobody is lost by silence": patch_with(
         FailureDetector, "pop_overdue", lambda o: lambda self, now: []
     ),
-    "who takes over is not obeyed": around(WorkerMachine, "_handle_stale", drops_nobody),
-    "an opening for any process": around(WorkerMachine, "_handle_unknown", opens_for_any_process),
-    "closed sessions are forgotten": around(
+    "who takes over is not obeyed": patch_with(WorkerMachine, "_handle_stale", drops_nobody),
+    "an opening for any process": patch_with(
+        WorkerMachine, "_handle_unknown", opens_for_any_process
+    ),
+    "closed sessions are forgotten": patch_with(
         WorkerMachine, "_close_sessions", forgets_what_was_closed
     ),
-    "who does not answer is called once": around(CoordinatorMachine, "_contact", calls_once),
-    "results of any epoch count": around(
+    "who does not answer is called once": patch_with(CoordinatorMachine, "_contact", calls_once),
+    "results of any epoch count": patch_with(
         WorkerMachine, "_handle_result", takes_results_of_any_epoch
     ),
-    "a commit rides on nothing": around(CoordinatorMachine, "_send_order", leaves_a_commit_out),
-    "nobody is told to abort": around(CoordinatorMachine, "_send", aborts_silently),
-    "what is missing is asked for once": around(Inbound, "_request_resend", asks_once),
-    "a step after one that failed": around(
+    "a commit rides on nothing": patch_with(CoordinatorMachine, "_send_order", leaves_a_commit_out),
+    "nobody is told to abort": patch_with(CoordinatorMachine, "_send", aborts_silently),
+    "what is missing is asked for once": patch_with(Inbound, "_request_resend", asks_once),
+    "a step after one that failed": patch_with(
         CoordinatorMachine, "_start_followers", goes_on_after_a_failure
     ),
-    "a step that waits survives an abort": around(WorkerSession, "settle", keeps_what_followed),
-    "the short way commits nothing": around(FastPathWorker, "accept_order", commits_nothing),
-    "the short way decides with the first": around(
+    "a step that waits survives an abort": patch_with(WorkerSession, "settle", keeps_what_followed),
+    "the short way commits nothing": patch_with(FastPathWorker, "accept_order", commits_nothing),
+    "the short way decides with the first": patch_with(
         FastPathCoordinator, "accept_answer", decides_with_the_first_short_answer
     ),
-    "short answers are not kept": around(FastPathWorker, "encode_answer", keeps_no_answer),
+    "short answers are not kept": patch_with(FastPathWorker, "encode_answer", keeps_no_answer),
 }
 EASY = (
     "no look at the epoch", "acknowledged before it was applied", "committed twice",

@@ -134,11 +134,11 @@ def test_what_the_machines_do_grows_no_faster_than_the_number_of_workers() -> No
 
 
 def test_a_world_that_breaks_a_promise_names_its_seed_and_how_to_run_it_again() -> None:
-    def forgetful(self: WorkerSession, message: Commit | Abort, step: int) -> list[object]:
+    def answer_nothing(self: WorkerSession, message: Commit | Abort, step: int) -> list[object]:
         return []
 
     with (
-        mock.patch.object(WorkerSession, "settle", forgetful),
+        mock.patch.object(WorkerSession, "settle", answer_nothing),
         pytest.raises(Violation, match=r"soak --schedules 1 --seed \d+"),
     ):
         check(range(200))

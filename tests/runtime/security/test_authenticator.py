@@ -43,7 +43,7 @@ from graphflow.runtime.wire.messages import (
     Ping,
     Tensor,
 )
-from tests.fuzz.targets import inside, some
+from tests.fuzz.targets import inside, make_message
 
 SECONDS = 5.0
 SESSION = "5" * 32
@@ -456,7 +456,7 @@ def test_what_a_worker_takes_from_another_is_what_the_guard_lets_through(
         MessageReceived(b"c", Envelope(SESSION, 1, ORIGIN, 0, 1, 0, "token"), opening), 0.0
     )
     data = bytes(24) if kind is Chunk else None
-    message = TENSOR_CHUNK if kind is Chunk else some(kind)
+    message = TENSOR_CHUNK if kind is Chunk else make_message(kind)
     if kind is Tensor:
         message = Tensor(inside(7, 2, 3))
     actions = machine.handle(

@@ -311,7 +311,7 @@ def test_a_folder_whose_name_is_too_long_is_told(tmp_path: Path) -> None:
         Keyring(tmp_path / ("x" * 300)).revoke("box1")
 
 
-def at_once(count: int, work: Callable[[int], object]) -> list[object]:
+def call_at_once(count: int, work: Callable[[int], object]) -> list[object]:
     """What calls return or raise that begin together, each on a thread."""
     barrier = Barrier(count)
 
@@ -343,7 +343,7 @@ def test_one_key_that_is_added_at_once_under_many_names_gets_one(
 ) -> None:
     key = Keyring(tmp_path / "other").create_pair("box", WORKER).public.key
     lines = [str(PublicKey(f"box{n}", WORKER, key)) for n in range(8)]
-    told = at_once(8, lambda n: Keyring(ring.folder).add(lines[n], "a test"))
+    told = call_at_once(8, lambda n: Keyring(ring.folder).add(lines[n], "a test"))
     (known,) = ring.read_trusted()
     assert [each for each in told if isinstance(each, PublicKey)] == [known]
 
@@ -352,7 +352,7 @@ def test_one_key_that_is_added_many_times_at_once_is_trusted(
     ring: Keyring, tmp_path: Path, slow: None
 ) -> None:
     key = Keyring(tmp_path / "other").create_pair("box", WORKER).public
-    assert at_once(8, lambda n: Keyring(ring.folder).add(str(key), "a test")) == [key] * 8
+    assert call_at_once(8, lambda n: Keyring(ring.folder).add(str(key), "a test")) == [key] * 8
     assert ring.read_trusted() == [key]
     assert [path.name for path in (ring.folder / "trusted").iterdir()] == ["box.public"]
 

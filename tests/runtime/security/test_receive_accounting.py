@@ -112,7 +112,7 @@ def now_under_way(channel: TcpChannel) -> int:
     return channel.count_unframed(time.monotonic())
 
 
-def under_way_becomes(channel: TcpChannel, fits: Callable[[int], bool]) -> int:
+def wait_for_under_way(channel: TcpChannel, fits: Callable[[int], bool]) -> int:
     """What is under way, when it fits."""
     found: list[int] = []
     wait_for(lambda: found.append(now_under_way(channel)) or fits(found[-1]))
@@ -129,7 +129,7 @@ def test_another_connection_counts_anew(take: bool) -> None:
     route, _, _ = wait_for(first.receive)
     for _ in range(10):
         first.send(route, [bytes(100_000)])
-    assert under_way_becomes(channel, lambda much: much > 1_000_000) < 1_010_000
+    assert wait_for_under_way(channel, lambda much: much > 1_000_000) < 1_010_000
     for _ in range(10 * take):
         assert channel.receive()
     assert (now_under_way(channel) == 0) == take
@@ -141,7 +141,7 @@ def test_another_connection_counts_anew(take: bool) -> None:
     channel.send([b"hello"])
     route, _, _ = wait_for(again.receive)
     again.send(route, [bytes(100_000)])
-    assert under_way_becomes(channel, lambda much: much > 99_000) < 101_000
+    assert wait_for_under_way(channel, lambda much: much > 99_000) < 101_000
     channel.close()
     again.close()
     context.destroy(linger=0)

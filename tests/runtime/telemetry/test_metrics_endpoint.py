@@ -60,7 +60,7 @@ def get(
         return answer.status, dict(answer.getheaders()), answer.read().decode()
 
 
-def raw(server: MetricsServer, data: bytes) -> bytes:
+def request_raw(server: MetricsServer, data: bytes) -> bytes:
     host, _, port = server.address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:
         with contextlib.suppress(OSError):
@@ -152,12 +152,12 @@ def test_there_are_two_paths(server: MetricsServer, path: str) -> None:
     ],
 )
 def test_what_is_no_http_is_refused(server: MetricsServer, data: bytes) -> None:
-    answer = raw(server, data)
+    answer = request_raw(server, data)
     assert answer.startswith(b"HTTP/1.1 400") and b"graphflow_" not in answer
 
 
 def test_a_request_has_a_cap(server: MetricsServer) -> None:
-    answer = raw(server, b"GET / HTTP/1.1\r\nX: " + b"a" * (2 * REQUEST_CAP))
+    answer = request_raw(server, b"GET / HTTP/1.1\r\nX: " + b"a" * (2 * REQUEST_CAP))
     assert answer == b"" or answer.startswith(b"HTTP/1.1 431")
 
 

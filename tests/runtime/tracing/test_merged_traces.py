@@ -34,10 +34,10 @@ def traced(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Tra
     with serve_worker(command=plain) as first, serve_worker(command=shifted) as second:
         file, path = tmp_path / "cluster.toml", tmp_path / "trace.json"
         file.write_text("".join(WORKER.format(address) for address in (first, second)))
-        yield there_and_back(file, path), seconds, path
+        yield trace_round_trips(file, path), seconds, path
 
 
-def there_and_back(file: Path, path: Path) -> Trace:
+def trace_round_trips(file: Path, path: Path) -> Trace:
     """Some traced steps in which a tensor goes to the other worker and another one back."""
     x = gf.placeholder("float32", X.shape, name="x")
     with gf.device("/worker:0"):

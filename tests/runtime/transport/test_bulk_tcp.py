@@ -61,7 +61,7 @@ def ends(outlet: BulkSender) -> Iterator[tuple[BulkChannel, BulkChannel]]:
     found[0].close()
 
 
-def whole(pipe: BulkChannel) -> list[bytes]:
+def receive_message(pipe: BulkChannel) -> list[bytes]:
     """The next message."""
     frames = wait_for(pipe.receive)
     assert frames is not None
@@ -89,7 +89,7 @@ def test_messages_come_as_they_were_sent(
     assert far.receive() is None
     for _ in range(3):
         assert near.send(frames)
-        assert whole(far) == frames
+        assert receive_message(far) == frames
 
 
 def test_what_is_not_read_at_once_waits_without_its_sender(
@@ -102,10 +102,10 @@ def test_what_is_not_read_at_once_waits_without_its_sender(
         assert near.send([b"%d" % number, block.data])
     assert time.monotonic() - began < 2.0, "a sender waits for no reader"
     for number, block in enumerate(blocks):
-        assert whole(far) == [b"%d" % number, block.tobytes()]
+        assert receive_message(far) == [b"%d" % number, block.tobytes()]
     assert far.receive() is None
     assert near.send([b"after"])
-    assert whole(far) == [b"after"]
+    assert receive_message(far) == [b"after"]
 
 
 def test_bytes_that_come_one_at_a_time_become_messages(
@@ -118,7 +118,7 @@ def test_bytes_that_come_one_at_a_time_become_messages(
         near._socket.send(bytes([byte]))
         assert far.receive() is None
     near._socket.send(packed[-1:])
-    assert whole(far) == frames
+    assert receive_message(far) == frames
 
 
 def test_who_dribbles_does_not_keep_its_reader(ends: tuple[BulkChannel, BulkChannel]) -> None:
@@ -150,7 +150,7 @@ def test_nothing_overtakes_what_went_another_way(ends: tuple[BulkChannel, BulkCh
     assert not near.send_in_order([b"d"], 4, 2)
     assert not near.send_in_order([b"e"], 5, 3)  # 4 is under way there
     assert near.send_in_order([b"f"], 6, 5)
-    assert [whole(far), whole(far)] == [[b"a"], [b"f"]]
+    assert [receive_message(far), receive_message(far)] == [[b"a"], [b"f"]]
 
 
 def test_a_pipe_that_ends_says_so_and_sends_nothing(
@@ -198,7 +198,7 @@ def test_a_flipped_bit_is_seen(ends: tuple[BulkChannel, BulkChannel], place: int
     frames = [b"head", bytes(range(60))]
     packed = bytearray(encode_frames(*frames))
     near._socket.send(packed)
-    assert whole(far) == frames
+    assert receive_message(far) == frames
     packed[place] ^= 4
     near._socket.send(packed)
     with pytest.raises(ProtocolError, match="wrong checksum"):
@@ -337,7 +337,7 @@ class FakePipe:
 # Sessions ----------------------------------------------------------------------------------------
 
 
-def to_and_fro(x: gf.Tensor) -> gf.Tensor:
+def send_to_and_fro(x: gf.Tensor) -> gf.Tensor:
     with gf.device("/worker:0"):
         there = x * 2.0
         total = gf.variable(np.zeros((), "float32"), name="total")
@@ -368,7 +368,7 @@ def connections(pids: list[int]) -> int:
 def test_workers_without_shared_memory_have_pipes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHFLOW_SHARED_MEMORY", "off")
     x = gf.placeholder("float32", (None,), name="x")
-    result = to_and_fro(x)
+    result = send_to_and_fro(x)
     rng = np.random.default_rng(0)
     with gf.Session(gf.Cluster.local(workers=2, threads=1), trial=False) as s:
         hosts: Any = s._life.hosts
@@ -391,7 +391,7 @@ def test_workers_without_shared_memory_have_pipes(monkeypatch: pytest.MonkeyPatc
 
 def test_there_is_no_pipe_beside_shared_memory_or_lanes() -> None:
     x = gf.placeholder("float32", (None,), name="x")
-    result = to_and_fro(x)
+    result = send_to_and_fro(x)
     with gf.Session(gf.Cluster.local(workers=2, threads=1), trial=False) as s:
         hosts: Any = s._life.hosts
         fed = np.ones(MB, "float32")

@@ -39,7 +39,7 @@ def session(monkeypatch: pytest.MonkeyPatch, shared: bool) -> gf.Session:
     return gf.Session(Cluster.local(workers=2, threads=1), deadline=60, trial=False)
 
 
-def there_and_back() -> tuple[Any, Any, Any]:
+def send_round_trip() -> tuple[Any, Any, Any]:
     x = gf.placeholder("float32", (None,), name="x")
     with gf.device("/worker:0"):
         first = gf.exp(x)
@@ -51,7 +51,7 @@ def there_and_back() -> tuple[Any, Any, Any]:
 
 @needs_memory
 def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, second, third = there_and_back()
+    x, second, third = send_round_trip()
     random = np.random.default_rng(0)
     feeds = [random.normal(size=size).astype("float32") for size in SIZES for _ in range(3)]
     found = []
@@ -62,7 +62,7 @@ def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
             assert any(loans.pool.is_attached for loans in loop.array_memory) == shared
             assert bool(loop._borrowed_memory) == shared  # results come in the same way
     with gf.Session() as s:
-        x, second, third = there_and_back_here()
+        x, second, third = send_round_trip_here()
         found.append([s.run([second, third], {x: feed}) for feed in feeds])
     for ways in zip(*found, strict=True):
         for arrays in zip(*ways, strict=True):
@@ -70,7 +70,7 @@ def test_all_ways_of_an_array_give_the_same_bits(monkeypatch: pytest.MonkeyPatch
             assert all(array.flags.writeable for array in arrays)
 
 
-def there_and_back_here() -> tuple[Any, Any, Any]:
+def send_round_trip_here() -> tuple[Any, Any, Any]:
     x = gf.placeholder("float32", (None,), name="x")
     first = gf.exp(x)
     second = first * 1.5 - x
@@ -79,7 +79,7 @@ def there_and_back_here() -> tuple[Any, Any, Any]:
 
 @needs_memory
 def test_what_was_fetched_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, second, _ = there_and_back()
+    x, second, _ = send_round_trip()
     with session(monkeypatch, True) as s:
         kept = [s.run(second, {x: np.full(100_000, k, "float32")}) for k in range(6)]
         for k, array in enumerate(kept):
@@ -88,7 +88,7 @@ def test_what_was_fetched_stays_as_it_was(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_memory
 def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, _, third = there_and_back()
+    x, _, third = send_round_trip()
     feed = np.ones(1 << 18, "float32")
     with session(monkeypatch, True) as s:
         for _ in range(4):
@@ -106,7 +106,7 @@ def test_shared_memory_stays_bounded_over_many_steps(monkeypatch: pytest.MonkeyP
 @needs_memory
 def test_a_step_that_has_ended_keeps_none_of_its_feeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the next one needs as much memory again, which lies in no cache."""
-    x, _, third = there_and_back()
+    x, _, third = send_round_trip()
     with session(monkeypatch, True) as s:
         for _ in range(20):
             s.run(third, {x: np.ones(1 << 18, "float32")})
@@ -122,7 +122,7 @@ def test_a_step_that_has_ended_keeps_none_of_its_feeds(monkeypatch: pytest.Monke
 def test_a_worker_that_dies_in_a_transfer_leaves_nothing(
     monkeypatch: pytest.MonkeyPatch, number: int, victim: int
 ) -> None:
-    x, _, third = there_and_back()
+    x, _, third = send_round_trip()
     feed = {x: np.ones(4 << 20, "float32")}
     with session(monkeypatch, True) as s:
         for _ in range(2):
@@ -143,7 +143,7 @@ def test_a_worker_that_dies_in_a_transfer_leaves_nothing(
 
 @needs_memory
 def test_a_session_that_closes_lets_go_of_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    x, second, _ = there_and_back()
+    x, second, _ = send_round_trip()
     gc.collect()  # what other tests left
     before = _segments(os.getpid())
     with session(monkeypatch, True) as s:
@@ -267,7 +267,7 @@ def test_a_slow_consumer_holds_its_producer_and_memory_stays_bounded(
 ) -> None:
     if shared and not has_shared_memory():
         pytest.skip("no anonymous shared memory here")
-    x, _, third = there_and_back()
+    x, _, third = send_round_trip()
     feed = np.ones(1 << 20, "float32")
     with session(monkeypatch, shared) as s:
         for _ in s.run(third, [{x: feed}] * 6, steps=6):

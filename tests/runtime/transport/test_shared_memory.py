@@ -254,10 +254,10 @@ def test_more_than_there_is_is_refused_before_anything_is_taken() -> None:
 
 
 def test_a_system_without_room_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(fd: int, offset: int, nbytes: int) -> None:
+    def raise_disk_full(fd: int, offset: int, nbytes: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(os, "posix_fallocate", raise_disk_full)
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(TransportError, match="No space"):
         SharedMemorySegment.create(4096)

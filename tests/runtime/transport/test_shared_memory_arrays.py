@@ -29,23 +29,23 @@ def pair(most: int = 64 * MB) -> tuple[SharedArrayPool, SharedArrayReader]:
     return lender, SharedArrayReader(lender.offer())
 
 
-def raw(value: int, nbytes: int) -> memoryview:
+def make_raw(value: int, nbytes: int) -> memoryview:
     return np.full(nbytes, value, np.uint8).data
 
 
 def lend(lender: SharedArrayPool, value: int, nbytes: int) -> tuple[int, int, int]:
-    found = lender.lend(raw(value, nbytes))
+    found = lender.lend(make_raw(value, nbytes))
     assert found is not None
     return (*found, nbytes)
 
 
 def test_nothing_is_lent_before_somebody_has_attached() -> None:
     lender = SharedArrayPool()
-    assert lender.lend(raw(1, 100)) is None and not lender.is_attached
+    assert lender.lend(make_raw(1, 100)) is None and not lender.is_attached
     token = lender.offer()
-    assert lender.lend(raw(1, 100)) is None
+    assert lender.lend(make_raw(1, 100)) is None
     SharedArrayReader(token)
-    assert lender.is_attached and lender.lend(raw(1, 100)) is not None
+    assert lender.is_attached and lender.lend(make_raw(1, 100)) is not None
 
 
 def test_what_is_lent_is_read_where_it_lies() -> None:
@@ -83,9 +83,9 @@ def test_an_old_turn_does_not_return_a_slot_that_is_lent_again() -> None:
 def test_without_room_nothing_is_lent_until_something_is_returned() -> None:
     lender, borrower = pair(4 * MB)
     kept = [borrower.borrow(*lend(lender, 1, MB)) for _ in range(3)]
-    assert lender.lend(raw(1, MB)) is None
+    assert lender.lend(make_raw(1, MB)) is None
     kept.pop()
-    assert lender.lend(raw(1, MB)) is not None
+    assert lender.lend(make_raw(1, MB)) is not None
 
 
 def test_memory_is_cut_up_anew_when_sizes_change() -> None:
@@ -103,7 +103,7 @@ def test_no_slot_is_written_over_while_it_is_borrowed(turns: list[tuple[int, int
     lender, borrower = pair(2 * MB)
     held: list[tuple[int, np.ndarray]] = []
     for value, (nbytes, drop) in enumerate(turns):
-        found = lender.lend(raw(value % 251, nbytes))
+        found = lender.lend(make_raw(value % 251, nbytes))
         if found is not None:
             held.append((value % 251, borrower.borrow(*found, nbytes)))
         for expected, array in held:
@@ -161,11 +161,11 @@ def test_what_is_given_back_before_it_is_whole_is_not_lent_again_meanwhile() -> 
 
     def announce(start: int, turn: int) -> None:
         borrower.borrow(start, turn, 3 * MB)  # and let go of
-        seen.extend((start, lender.lend(raw(2, 3 * MB))))
+        seen.extend((start, lender.lend(make_raw(2, 3 * MB))))
 
-    first = lender.lend(raw(1, 3 * MB), announce)
+    first = lender.lend(make_raw(1, 3 * MB), announce)
     assert first is not None and seen[0] == first[0] != seen[1][0]
-    again = lender.lend(raw(3, 3 * MB))
+    again = lender.lend(make_raw(3, 3 * MB))
     assert again is not None and again[0] == first[0]
 
 
@@ -253,7 +253,7 @@ def test_an_announcement_that_fails_takes_the_slot_back() -> None:
 
     for nbytes in (100, 3 * MB):
         with pytest.raises(TransportError):
-            lender.lend(raw(1, nbytes), announce)
+            lender.lend(make_raw(1, nbytes), announce)
     assert lender.lent_bytes == 0
 
 
@@ -261,7 +261,7 @@ def test_a_closed_lender_leaves_what_is_borrowed() -> None:
     lender, borrower = pair()
     array = borrower.borrow(*lend(lender, 9, 50_000))
     lender.close()
-    assert (array == 9).all() and lender.lend(raw(1, 10)) is None and not lender.is_attached
+    assert (array == 9).all() and lender.lend(make_raw(1, 10)) is None and not lender.is_attached
 
 
 def test_an_offer_takes_no_memory_until_something_is_lent() -> None:

@@ -53,7 +53,7 @@ def connect_both_ends(
     return near, admitted[1], admitted[0]
 
 
-def plain(frames: Any) -> list[bytes] | None:
+def copy_frames(frames: Any) -> list[bytes] | None:
     return None if frames is None else [bytes(frame) for frame in frames]
 
 
@@ -74,7 +74,7 @@ def test_messages_come_as_they_were_sent_in_both_directions(
     for sender, receiver in ((near, far), (far, near)):
         assert receiver.receive() is None
         assert sender.send(frames)
-        assert plain(receiver.receive()) == frames
+        assert copy_frames(receiver.receive()) == frames
     near.close()
 
 
@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_left_to_another_way(lanes: UnixSocketListener, add
     while near.send([b"%7d" % sent]):  # until its reader is far behind
         sent += 1
     assert sent > 100
-    assert plain(far.receive()) == [b"      0"]
+    assert copy_frames(far.receive()) == [b"      0"]
     near.close()
 
 
@@ -97,7 +97,7 @@ def test_nothing_overtakes_what_went_another_way(lanes: UnixSocketListener, addr
     assert not near.send_in_order([b"c"], 3, 1)  # 2 is under way
     assert not near.send_in_order([b"d"], 4, 2)  # and so is 3
     assert near.send_in_order([b"e"], 5, 4)
-    assert [plain(far.receive()) for _ in range(3)] == [[b"a"], [b"e"], None]
+    assert [copy_frames(far.receive()) for _ in range(3)] == [[b"a"], [b"e"], None]
     near.close()
 
 
@@ -194,7 +194,7 @@ def test_any_packet_is_two_frames_at_most_or_is_refused() -> None:
 # Sessions ----------------------------------------------------------------------------------------
 
 
-def across(x: gf.Tensor) -> gf.Tensor:
+def compute_across_workers(x: gf.Tensor) -> gf.Tensor:
     with gf.device("/worker:0"):
         doubled = x * 2.0
         total = gf.variable(np.zeros(3, "float32"), name="total")
@@ -216,7 +216,7 @@ def lane_of(session: gf.Session, worker: int) -> Any:
 
 def test_sessions_of_this_host_have_lanes_and_go_on_without(session: gf.Session) -> None:
     x = gf.placeholder("float32", (3,), name="x")
-    fetch = across(x)
+    fetch = compute_across_workers(x)
     feed = {x: np.arange(3, dtype="float32")}
     for step in range(1, 12):
         if step == 4:

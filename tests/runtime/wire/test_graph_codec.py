@@ -22,7 +22,7 @@ from graphflow.runtime.partitioning.partition import UNPLACED_OPS, Partition, pa
 from graphflow.runtime.wire.graph_codec import LIMITS, decode, encode
 from graphflow.runtime.wire.graph_limits import GraphLimits
 from tests.properties.random_graphs import has_same_bits, random_case
-from tests.runtime.programs import CPU, OTHER, alone, compile_program, place_nodes
+from tests.runtime.programs import CPU, OTHER, compile_program, make_partition, place_nodes
 
 CASES = [
     pytest.param(op, sample, id=f"{op.name}-{i}")
@@ -52,7 +52,7 @@ def test_every_op_arrives_with_its_specs_and_gives_the_same_bits(op: Op, sample:
     rng = np.random.default_rng(0)
     xs = [gf.placeholder(s.dtype, s.shape, name=f"x{i}") for i, s in enumerate(sample.inputs)]
     outputs = op(*xs, **sample.attrs)
-    part = alone(*(outputs if isinstance(outputs, tuple) else (outputs,)))
+    part = make_partition(*(outputs if isinstance(outputs, tuple) else (outputs,)))
     twin = send_over_wire(part)
     assert [n.specs for n in twin.graph.nodes] == [n.specs for n in part.graph.nodes]
     arrays = [draw_array(sample, x.spec, rng) for x in xs]
@@ -93,14 +93,16 @@ def test_sizes_made_of_sizes_arrive_equal() -> None:
     n, m = x.shape
     sizes = [n * m + 2 * n - 1, n // 3, (n * 2 + m) // (m + 1)]
     outputs = [gf.sum(gf.zeros((size,))) + gf.sum(x) for size in sizes]
-    part = alone(*outputs)
+    part = make_partition(*outputs)
     assert [node.specs for node in send_over_wire(part).graph.nodes] == [
         node.specs for node in part.graph.nodes
     ]
 
 
 def test_an_attribute_that_is_no_plain_data_is_not_sent() -> None:
-    part = alone(Op("odd", infer=lambda thing: TensorSpec((), np.dtype("float32")))(thing=object()))
+    part = make_partition(
+        Op("odd", infer=lambda thing: TensorSpec((), np.dtype("float32")))(thing=object())
+    )
     with pytest.raises(GraphError, match="type object cannot be sent"):
         encode([part])
 
@@ -275,10 +277,10 @@ def test_a_graph_beyond_the_limits_is_refused_before_anything_is_made(what: str)
 def test_variables_that_fit_alone_but_not_together_are_refused() -> None:
     size = host_memory() // 4 // 4
     v = [gf.variable(gf.init.zeros((size,)), name=f"v{i}") for i in range(5)]
-    header, buffers = encode([alone(*v)])
+    header, buffers = encode([make_partition(*v)])
     with pytest.raises(GraphLimitError, match=r"its variables take .* GB"):
         decode(header, buffers)
-    small = encode([alone(gf.variable(np.zeros(10), name="v"))])
+    small = encode([make_partition(gf.variable(np.zeros(10), name="v"))])
     assert len(decode(*small, GraphLimits(nbytes=80))) == 1
     with pytest.raises(GraphLimitError):
         decode(*small, GraphLimits(nbytes=79))
@@ -328,7 +330,7 @@ ENDLESS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.parametrize("what", ENDLESS)
 def test_a_loop_that_cannot_end_is_refused(what: str) -> None:
-    part = alone(ENDLESS[what]())
+    part = make_partition(ENDLESS[what]())
     with pytest.raises(GraphLimitError, match=r"cannot end|run 1,000,100,010,000 times"):
         send_over_wire(part)
 
@@ -338,13 +340,13 @@ def test_a_loop_that_may_end_is_taken_on_unless_the_worker_wants_a_bound() -> No
     by_chance = loop(lambda v: gf.random.uniform(()) < 0.5, lambda v: v)
     bounded = loop(lambda v: v > 0.0, lambda v: v, max_iterations=5)
     for each in (while_changes, by_chance, bounded, nest_scans([100, 100], gf.constant(1.0))):
-        assert send_over_wire(alone(each)).graph.nodes
+        assert send_over_wire(make_partition(each)).graph.nodes
     strict = GraphLimits(iterations=10_100)
     for each in (bounded, nest_scans([100, 100], gf.constant(1.0))):
-        assert decode(*encode([alone(each)]), strict)
+        assert decode(*encode([make_partition(each)]), strict)
     for each in (while_changes, by_chance, nest_scans([101, 100], gf.constant(1.0))):
         with pytest.raises(GraphLimitError, match=r"max_iterations|limit is 10,100"):
-            decode(*encode([alone(each)]), strict)
+            decode(*encode([make_partition(each)]), strict)
 
 
 @pytest.mark.parametrize("wrong", [{"nodes": 0}, {"nbytes": -1}, {"iterations": 1.5}])
@@ -357,7 +359,7 @@ def test_a_graph_that_no_worker_takes_is_not_sent(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("graphflow.runtime.wire.graph_codec.LIMITS", GraphLimits(nodes=3))
     x = gf.placeholder("float32", (), name="x")
     with pytest.raises(GraphLimitError, match=r"has 4 nodes, and workers take 3"):
-        encode([alone(gf.exp(gf.tanh(gf.sin(x))))])
+        encode([make_partition(gf.exp(gf.tanh(gf.sin(x))))])
 
 
 BOMBS = {
@@ -468,7 +470,7 @@ def test_no_shape_rule_makes_more_of_hostile_attributes_than_a_protocol_error(op
     sample = op.samples[0]
     xs = [gf.placeholder(s.dtype, s.shape, name=f"x{i}") for i, s in enumerate(sample.inputs)]
     outputs = op(*xs, **sample.attrs)
-    header, _ = encode([alone(*(outputs if isinstance(outputs, tuple) else (outputs,)))])
+    header, _ = encode([make_partition(*(outputs if isinstance(outputs, tuple) else (outputs,)))])
     node = next(i for i, n in enumerate(msgpack.unpackb(header)[0]["nodes"]) if n[0] == op.name)
     for name in sample.attrs:
         for value in hostile:

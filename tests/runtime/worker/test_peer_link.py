@@ -73,14 +73,14 @@ def send(
     )
 
 
-def big(value: int = 1) -> Any:
+def make_big(value: int = 1) -> Any:
     return np.full(5000, value, np.int64)  # too large to lie inside a message
 
 
 def test_what_goes_over_a_link_is_numbered_and_has_its_session_epoch_and_token(
     line: Line, link: PeerLink
 ) -> None:
-    send(link, 7, big())
+    send(link, 7, make_big())
     envelope, chunk, data = decode_frames(line.frames[0])
     assert (envelope.session, envelope.epoch, envelope.token) == ("s", 2, "secret")
     assert (envelope.step, envelope.sequence) == (7, 1)
@@ -113,11 +113,11 @@ def test_a_sender_waits_for_room_and_goes_on_when_it_is_acknowledged(
     line: Line, link: PeerLink
 ) -> None:
     for step in range(3):
-        send(link, step, big())
+        send(link, step, make_big())
     with pytest.raises(TransportError, match="takes no more messages"):
-        send(link, 3, big())
+        send(link, 3, make_big())
     assert line.numbers() == [1, 2, 3]  # what was given up has no number
-    sender = threading.Thread(target=send, args=(link, 3, big()), kwargs={"patience": 10.0})
+    sender = threading.Thread(target=send, args=(link, 3, make_big()), kwargs={"patience": 10.0})
     sender.start()
     time.sleep(0.1)
     assert sender.is_alive() and len(line.frames) == 3
@@ -129,7 +129,7 @@ def test_a_sender_waits_for_room_and_goes_on_when_it_is_acknowledged(
 def test_an_owned_array_is_kept_by_reference_until_it_is_acknowledged_and_no_longer(
     line: Line, link: PeerLink
 ) -> None:
-    array = big()
+    array = make_big()
     gone = weakref.ref(array)
     send(link, 1, array)
     line.frames.clear()
@@ -142,7 +142,7 @@ def test_an_owned_array_is_kept_by_reference_until_it_is_acknowledged_and_no_lon
 
 
 def test_an_array_that_is_not_owned_may_be_written_to_at_once(line: Line, link: PeerLink) -> None:
-    array = big(1)
+    array = make_big(1)
     send(link, 1, array, owned=False)
     array[:] = 2
     link.apply_update(UpdatePeerLink("s", 1, 0, 0, wanted=Resend(1, 1)))
@@ -151,7 +151,7 @@ def test_an_array_that_is_not_owned_may_be_written_to_at_once(line: Line, link: 
 
 
 def test_what_is_asked_for_is_sent_again_once_and_sealed_anew(line: Line, link: PeerLink) -> None:
-    array = big(1)
+    array = make_big(1)
     for step in range(3):
         send(link, step, array)
     array[:] = 2  # of a step that was aborted meanwhile
@@ -172,7 +172,7 @@ def test_a_link_tells_what_was_received_and_asks_while_it_is_not_acknowledged(
     link.heartbeat(owed=False)
     assert line.frames == []
     link.apply_update(UpdatePeerLink("s", 1, acknowledged=0, received=4, told=Ack()))
-    send(link, 1, big())
+    send(link, 1, make_big())
     link.heartbeat(owed=False)
     link.apply_update(UpdatePeerLink("s", 1, acknowledged=1, received=4))
     link.heartbeat(owed=True)
@@ -201,9 +201,9 @@ def test_what_a_full_connection_did_not_take_is_sent_when_it_is_asked_for(
     line: Line, link: PeerLink
 ) -> None:
     line.full = True
-    send(link, 1, big())
+    send(link, 1, make_big())
     line.full = False
-    send(link, 2, big())
+    send(link, 2, make_big())
     assert line.numbers() == [2]
     link.apply_update(UpdatePeerLink("s", 1, 0, 0, wanted=Resend(1, 1)))
     assert line.numbers() == [2, 1, 2]

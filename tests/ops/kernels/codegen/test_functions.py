@@ -22,7 +22,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def ours(name: str, *arrays: Array) -> Array:
+def run_ours(name: str, *arrays: Array) -> Array:
     result: Array = run_op(REGISTRY[name], np, arrays, {})
     assert result is not None
     return result
@@ -90,7 +90,7 @@ def inputs(name: str, dtype: str) -> Array:
 def test_functions_are_close_over_their_whole_range(name: str, dtype: str) -> None:
     x = inputs(name, dtype)
     with np.errstate(invalid="ignore"):  # signalling NaNs
-        off = ulps(ours(name, x), reference(name, x.astype(WIDER[dtype])))
+        off = ulps(run_ours(name, x), reference(name, x.astype(WIDER[dtype])))
     worst = int(np.argmax(np.nan_to_num(off, nan=np.inf)))
     assert off[worst] <= LIMIT[dtype], f"{name}({x[worst]!r}) is off by {off[worst]:.2f} ulp"
 
@@ -104,10 +104,10 @@ def test_powers_are_close_over_their_whole_range(dtype: str) -> None:
     some = rng.normal(size=200_000).astype(dtype)
     for a, b in ((x, y), (some, whole), (np.abs(some), y)):
         exact = reference("pow", a.astype(WIDER[dtype]), b.astype(WIDER[dtype]))
-        assert ulps(ours("pow", a, b), exact).max() <= LIMIT[dtype]
+        assert ulps(run_ours("pow", a, b), exact).max() <= LIMIT[dtype]
 
 
-def special(dtype: str) -> Array:
+def draw_special_values(dtype: str) -> Array:
     info = np.finfo(dtype)
     tiny = [0.0, info.smallest_subnormal, info.tiny / 3, info.tiny, info.eps, 0.25, 0.5]
     large = [1.0, 1.5, 2.0, 3.0, 87.0, 104.0, 710.0, 746.0, 1e5, 1e6, info.max, np.inf, np.nan]
@@ -119,10 +119,10 @@ def special(dtype: str) -> Array:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize("name", UNARY)
 def test_special_values_are_as_numpy_has_them(name: str, dtype: str) -> None:
-    x = special(dtype)
+    x = draw_special_values(dtype)
     exact = reference(name, x.astype(WIDER[dtype]))
     with np.errstate(over="ignore"):
-        have, want = ours(name, x), exact.astype(dtype)
+        have, want = run_ours(name, x), exact.astype(dtype)
     assert np.array_equal(np.isnan(have), np.isnan(want))
     assert np.array_equal(have[np.isinf(want)], want[np.isinf(want)])
     zero = want == 0
@@ -133,10 +133,10 @@ def test_special_values_are_as_numpy_has_them(name: str, dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32"])
 def test_powers_of_special_values_are_as_numpy_has_them(dtype: str) -> None:
-    x, y = (a.ravel() for a in np.meshgrid(special(dtype), special(dtype)))
+    x, y = (a.ravel() for a in np.meshgrid(draw_special_values(dtype), draw_special_values(dtype)))
     with np.errstate(all="ignore"):
         want = np.power(x.astype(np.float64), y.astype(np.float64)).astype(dtype)
-    have = ours("pow", x, y)
+    have = run_ours("pow", x, y)
     assert ulps(have, want.astype(WIDER[dtype])).max() <= LIMIT[dtype] + 1
     assert np.array_equal(np.signbit(have[want == 0]), np.signbit(want[want == 0]))
 
@@ -151,9 +151,9 @@ def test_powers_of_whole_numbers_are_whole(dtype: str) -> None:
 
 @pytest.mark.parametrize("name", [*UNARY, "gelu", "softplus", "mish"])
 def test_the_number_of_elements_and_their_place_change_no_bit(name: str) -> None:
-    x = np.concatenate([inputs("log", "float32")[:400], special("float32")])
+    x = np.concatenate([inputs("log", "float32")[:400], draw_special_values("float32")])
     # Of two NaN a product has either one's payload, as the compiler orders the factors.
     x[np.isnan(x)] = np.nan
-    whole = ours(name, x)
+    whole = run_ours(name, x)
     for start, stop in ((0, 1), (1, 18), (3, 67), (5, 300), (16, 48), (399, 430)):
-        assert ours(name, x[start:stop].copy()).tobytes() == whole[start:stop].tobytes()
+        assert run_ours(name, x[start:stop].copy()).tobytes() == whole[start:stop].tobytes()

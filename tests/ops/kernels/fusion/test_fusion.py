@@ -20,7 +20,7 @@ from graphflow.runtime.memory.memory_layout import MemoryLayout, plan_layout
 from graphflow.runtime.partitioning.partition import partition
 from graphflow.runtime.program.program import Program
 from graphflow.runtime.program.span_recorder import Span
-from tests.runtime.programs import CPU, NoChannel, alone, initial_state, place_nodes
+from tests.runtime.programs import CPU, NoChannel, initial_state, make_partition, place_nodes
 
 X = np.random.default_rng(0).normal(size=(6, 40)).astype("float32")
 
@@ -33,7 +33,7 @@ class Alone(NoChannel):
 
 
 def layout_of(*fetches: Tensor) -> MemoryLayout:
-    return plan_layout(alone(*fetches), {})
+    return plan_layout(make_partition(*fetches), {})
 
 
 def describe_regions(layout: MemoryLayout) -> list[str]:
@@ -53,7 +53,7 @@ def x_of(shape: tuple[int, ...] = (6, 40)) -> Tensor:
 
 
 def ran(*fetches: Tensor, x: np.ndarray = X, threads: int = 1) -> list[np.ndarray]:
-    part = alone(*fetches)
+    part = make_partition(*fetches)
     program = Program(part, {}, initial_state(part), CpuBackend(threads), Alone())
     feeds = dict.fromkeys(part.feeds, x)
     for _ in range(2):  # the second step uses the buffers of the first
@@ -153,7 +153,7 @@ def test_labels_that_are_no_class_are_refused_in_a_region() -> None:
     labels = gf.placeholder("int64", (6,), name="labels")
     y = gf.nn.cross_entropy(x * 2.0 + 1.0, labels) * 3.0
     assert describe_regions(layout_of(y)) == ["multiply add cross_entropy multiply*"]
-    part = alone(y)
+    part = make_partition(y)
     program = Program(part, {}, {}, CpuBackend(1), Alone())
     good = np.arange(6)
     have = program.compute({"x": X, "labels": good}, 1, 0)["0"]
@@ -326,7 +326,7 @@ def test_any_graph_cut_into_regions_gives_the_bits_of_single_ops(
 
 def test_a_traced_region_shares_its_time_among_its_nodes() -> None:
     x = x_of()
-    part = alone(gf.exp(gf.negative(x, name="n"), name="e"))
+    part = make_partition(gf.exp(gf.negative(x, name="n"), name="e"))
     program = Program(part, {}, {}, CpuBackend(1), Alone())
     spans: list[Span] = []
     program.compute({"x": X}, 1, 0, spans)

@@ -12,7 +12,7 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ops.kernels.fusion.half_conversion import run_in_float32
 from graphflow.runtime.native_calls.native_segments import NativeSegment
 from tests.ops.kernels.sharing import check_threads
-from tests.runtime.programs import alone, compile_program
+from tests.runtime.programs import compile_program, make_partition
 
 HALVES = ["float16", "bfloat16"]
 Array = np.ndarray[Any, Any]
@@ -92,7 +92,7 @@ def test_threads_change_no_bits() -> None:
 def test_a_convolution_of_halves_is_recorded_with_its_conversions(half: str) -> None:
     x, w = gf.placeholder(half, (2, 16, 12, 12), name="x"), draw(24, 16, 3, 3, dtype=half)
     y = gf.nn.relu(gf.nn.conv(x, w, padding=1))
-    program = compile_program(alone(y))
+    program = compile_program(make_partition(y))
     (line,) = program._code.compute.lines
     assert isinstance(line, NativeSegment)
     value = draw(2, 16, 12, 12, dtype=half)

@@ -36,7 +36,7 @@ def attributes_of(name: str, axes: tuple[int, ...], keepdims: bool) -> dict[str,
     return {"axis": axes, "keepdims": keepdims, **more}
 
 
-def both(op: Op, arrays: list[Array], attrs: dict[str, Any]) -> tuple[Array, Array]:
+def run_both(op: Op, arrays: list[Array], attrs: dict[str, Any]) -> tuple[Array, Array]:
     """What the generated kernel gives, and what numpy does."""
     with np.errstate(all="ignore"):
         have = run_op(op, np, arrays, attrs)
@@ -67,7 +67,7 @@ def test_reductions_over_any_axes_are_close_to_numpys(
 ) -> None:
     shape, axes = case
     x = np.random.default_rng(len(shape)).normal(size=shape).astype(dtype)
-    assert close(*both(REGISTRY[name], [x], attributes_of(name, axes, keepdims)))
+    assert close(*run_both(REGISTRY[name], [x], attributes_of(name, axes, keepdims)))
 
 
 @given(CASES, st.sampled_from(["sum", "max", "min"]))
@@ -78,7 +78,7 @@ def test_whole_numbers_are_reduced_exactly(
     rng = np.random.default_rng(1)
     for dtype in ("int8", "uint8", "int32", "int64", "uint64", "int16"):
         x = rng.integers(0, 120, shape).astype(dtype)
-        have, want = both(REGISTRY[name], [x], attributes_of(name, axes, False))
+        have, want = run_both(REGISTRY[name], [x], attributes_of(name, axes, False))
         assert np.array_equal(have, want)
 
 
@@ -87,7 +87,7 @@ def test_truth_is_reduced_exactly(case: tuple[tuple[int, ...], tuple[int, ...]],
     shape, axes = case
     rng = np.random.default_rng(2)
     for x in (rng.random(shape) < 0.02, rng.random(shape) < 0.98, rng.integers(0, 2, shape)):
-        have, want = both(REGISTRY[name], [x], {"axis": axes, "keepdims": False})
+        have, want = run_both(REGISTRY[name], [x], {"axis": axes, "keepdims": False})
         assert np.array_equal(have, want)
 
 
@@ -99,17 +99,17 @@ def test_softmax_and_its_kin_are_close_to_numpys(
     rng = np.random.default_rng(3)
     x, g = (rng.normal(size=shape).astype(dtype) * 5 for _ in range(2))
     for name in ("softmax", "log_softmax"):
-        assert close(*both(REGISTRY[name], [x], {"axis": axis}))
-        assert close(*both(REGISTRY[f"{name}_grad"], [g, x * 0.1], {"axis": axis}))
+        assert close(*run_both(REGISTRY[name], [x], {"axis": axis}))
+        assert close(*run_both(REGISTRY[f"{name}_grad"], [g, x * 0.1], {"axis": axis}))
     for centred in (True, False):
         attrs = {"axis": (axis,), "epsilon": 0.1, "centred": centred}
-        assert close(*both(REGISTRY["standardize"], [x], attrs))
-        assert close(*both(REGISTRY["standardize_grad"], [g, x], attrs))
+        assert close(*run_both(REGISTRY["standardize"], [x], attrs))
+        assert close(*run_both(REGISTRY["standardize_grad"], [g, x], attrs))
         for parameters in ([g[:1].reshape(-1)[: shape[axis]]] * 2, [x.reshape(-1)[: shape[axis]]]):
             fits = all(p.size == shape[axis] for p in parameters)
             if fits:
                 more = {"along": (axis,), **attrs}
-                assert close(*both(REGISTRY["affine_norm"], [x, *parameters], more))
+                assert close(*run_both(REGISTRY["affine_norm"], [x, *parameters], more))
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (4, 3), (7, 40), (2, 3, 10), (5,)])
@@ -119,8 +119,8 @@ def test_cross_entropy_is_close_to_numpys(shape: tuple[int, ...], dtype: str) ->
     x = rng.normal(size=shape).astype("float32") * 20
     labels = rng.integers(0, shape[-1], shape[:-1]).astype(dtype)
     g = rng.normal(size=shape[:-1]).astype("float32")
-    assert close(*both(REGISTRY["cross_entropy"], [x, labels], {}))
-    assert close(*both(REGISTRY["cross_entropy_grad"], [g, x, labels], {}))
+    assert close(*run_both(REGISTRY["cross_entropy"], [x, labels], {}))
+    assert close(*run_both(REGISTRY["cross_entropy_grad"], [g, x, labels], {}))
     with pytest.raises(IndexError, match="class numbers"):
         run_op(REGISTRY["cross_entropy"], np, [x, labels + np.asarray(90, dtype)], {})
 
@@ -139,16 +139,16 @@ def test_odd_values_are_as_numpy_has_them(size: int, odd: list[tuple[int, float]
         axis = int(matrix.shape[0] == size and matrix.shape != (2, 2))
         for axes in ((axis,), (1 - axis,), (0, 1)):
             for name in ("sum", "max", "min", "mean", "logsumexp"):
-                have, want = both(REGISTRY[name], [matrix], attributes_of(name, axes, False))
+                have, want = run_both(REGISTRY[name], [matrix], attributes_of(name, axes, False))
                 assert np.array_equal(np.isnan(have), np.isnan(want)), name
                 assert close(have, want), name
-        have, want = both(REGISTRY["softmax"], [matrix], {"axis": axis})
+        have, want = run_both(REGISTRY["softmax"], [matrix], {"axis": axis})
         assert np.array_equal(np.isnan(have), np.isnan(want)) and close(have, want)
 
 
 def test_denormals_are_summed_exactly() -> None:
     x = np.full((3, 50), 1e-45, "float32")
-    have, _ = both(REGISTRY["sum"], [x], attributes_of("sum", (1,), False))
+    have, _ = run_both(REGISTRY["sum"], [x], attributes_of("sum", (1,), False))
     assert np.array_equal(have, np.full(3, 50, "float32") * np.float32(1e-45))
 
 
@@ -157,7 +157,7 @@ def test_rows_of_nothing_and_no_rows_are_as_numpy_has_them(shape: tuple[int, ...
     x = np.zeros(shape, "float32")
     for axes in [(0,), (len(shape) - 1,), tuple(range(len(shape)))]:
         for name in ("sum", "mean"):
-            have, want = both(REGISTRY[name], [x], attributes_of(name, axes, False))
+            have, want = run_both(REGISTRY[name], [x], attributes_of(name, axes, False))
             assert np.array_equal(have, want, equal_nan=True)
             assert not np.signbit(have[~np.isnan(have)]).any()
 
@@ -187,7 +187,7 @@ def test_a_rows_bits_depend_on_its_elements_alone() -> None:
     assert whole.tobytes() == np.array(rows).tobytes() == np.array(flat).tobytes()
 
 
-def in_turn(parts: Array) -> Array:
+def sum_in_turn(parts: Array) -> Array:
     total = np.zeros(parts.shape[1:], parts.dtype)
     for part in parts:
         total = total + part
@@ -200,7 +200,9 @@ def by_blocks(rows: Array) -> Array:
     blocks = []
     for some in np.split(rows, range(block, len(rows), block)):
         blocks.append(
-            in_turn(np.stack([in_turn(c) for c in np.split(some, range(chunk, len(some), chunk))]))
+            sum_in_turn(
+                np.stack([sum_in_turn(c) for c in np.split(some, range(chunk, len(some), chunk))])
+            )
         )
     return np.stack(blocks)
 
@@ -212,7 +214,7 @@ def test_lanes_chunks_and_blocks_are_summed_in_the_order_that_is_written_down() 
     tail = np.zeros(LANES, "float32")
     tail[: size % LANES] = x[size // LANES * LANES :]
     blocks = by_blocks(x[: size // LANES * LANES].reshape(-1, LANES))
-    total = in_turn(np.concatenate([blocks, tail[None]]))
+    total = sum_in_turn(np.concatenate([blocks, tail[None]]))
     while len(total) > 1:
         half = len(total) // 2
         total = total[:half] + total[half:]
@@ -227,7 +229,7 @@ def test_columns_are_summed_in_the_same_order_however_many_go_down_together(
     x = np.random.default_rng(7).normal(size=shape).astype(dtype)
     attrs = attributes_of("sum", (1,), False)
     have = run_op(REGISTRY["sum"], np, [x], attrs)
-    want = np.stack([in_turn(by_blocks(rows)) for rows in x])
+    want = np.stack([sum_in_turn(by_blocks(rows)) for rows in x])
     assert have.tobytes() == want.tobytes()
     check_threads(lambda: [run_op(REGISTRY["sum"], np, [x], attrs)], [want])
 

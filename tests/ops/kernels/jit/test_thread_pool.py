@@ -33,13 +33,13 @@ def test_more_threads_than_the_system_starts_are_told_and_none_is_left(
     begun: list[threading.Thread] = []
     start = threading.Thread.start
 
-    def scarce(thread: threading.Thread) -> None:
+    def start_two_threads(thread: threading.Thread) -> None:
         if len(begun) == 2:
             raise RuntimeError("can't start new thread")
         begun.append(thread)
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", scarce)
+    monkeypatch.setattr(threading.Thread, "start", start_two_threads)
     with pytest.raises(DeviceError, match=r"of the 100000 threads .* starts 3; give fewer"):
         Pool(100_000)
     for thread in begun:

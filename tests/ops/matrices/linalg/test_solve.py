@@ -20,7 +20,7 @@ sizes = st.integers(1, 5)
 batches = st.lists(st.integers(1, 3), max_size=2).map(tuple)
 
 
-def regular(rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
+def draw_regular_matrices(rng: Any, shape: tuple[int, ...], dtype: str) -> Any:
     """Well conditioned matrices."""
     x = rng.standard_normal(shape)
     if dtype.startswith("complex"):
@@ -45,7 +45,7 @@ def test_solve_is_numpys_over_batches_and_dtypes(
     n: int, k: int, batch: tuple[int, ...], dtype: str, seed: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    a, b = regular(rng, (*batch, n, n), dtype), vectors(rng, (n, k), dtype)
+    a, b = draw_regular_matrices(rng, (*batch, n, n), dtype), vectors(rng, (n, k), dtype)
     solved = gf.linalg.solve(a, b)
     (value,) = evaluate([solved])
     assert value.dtype == dtype == solved.dtype
@@ -56,7 +56,7 @@ def test_solve_is_numpys_over_batches_and_dtypes(
 @pytest.mark.parametrize("lower", [True, False])
 def test_a_batch_of_right_sides_shares_one_matrix(batch: tuple[int, ...], lower: bool) -> None:
     rng = np.random.default_rng(0)
-    a, b = regular(rng, (3, 3), "float64"), rng.standard_normal((*batch, 3, 2))
+    a, b = draw_regular_matrices(rng, (3, 3), "float64"), rng.standard_normal((*batch, 3, 2))
     solved, triangular = evaluate(
         [gf.linalg.solve(a, b), gf.linalg.triangular_solve(a, b, lower=lower)]
     )
@@ -67,7 +67,7 @@ def test_a_batch_of_right_sides_shares_one_matrix(batch: tuple[int, ...], lower:
 
 def test_a_vector_on_the_right_gives_vectors() -> None:
     rng = np.random.default_rng(0)
-    a, b = regular(rng, (2, 3, 3), "float64"), rng.standard_normal(3)
+    a, b = draw_regular_matrices(rng, (2, 3, 3), "float64"), rng.standard_normal(3)
     (value,) = evaluate([gf.linalg.solve(a, b)])
     close(value, np.linalg.solve(a, b[None, :, None])[..., 0], "float64")
 
@@ -80,7 +80,7 @@ def test_triangular_solve_reads_its_triangle_alone(
     n: int, k: int, batch: tuple[int, ...], lower: bool, adjoint: bool, unit: bool, dtype: str
 ) -> None:
     rng = np.random.default_rng(n)
-    a, b = regular(rng, (*batch, n, n), dtype), vectors(rng, (*batch, n, k), dtype)
+    a, b = draw_regular_matrices(rng, (*batch, n, n), dtype), vectors(rng, (*batch, n, k), dtype)
     triangle = np.tril(a) if lower else np.triu(a)
     if unit:
         triangle[..., range(n), range(n)] = 1
@@ -97,7 +97,7 @@ def test_triangular_solve_reads_its_triangle_alone(
 @pytest.mark.parametrize("n", [64, 65, 200])
 def test_large_triangular_systems_are_solved_by_blocks(n: int) -> None:
     rng = np.random.default_rng(n)
-    a, b = regular(rng, (n, n), "float64"), rng.standard_normal((n, 3))
+    a, b = draw_regular_matrices(rng, (n, n), "float64"), rng.standard_normal((n, 3))
     lower, upper = evaluate(
         [gf.linalg.triangular_solve(a, b), gf.linalg.triangular_solve(a, b, lower=False)]
     )
@@ -115,7 +115,7 @@ def test_substitution_does_not_pivot() -> None:
 def test_inverses_and_powers_are_numpys(
     n: int, batch: tuple[int, ...], dtype: str, power: int
 ) -> None:
-    a = regular(np.random.default_rng(n), (*batch, n, n), dtype) / (4 * n)
+    a = draw_regular_matrices(np.random.default_rng(n), (*batch, n, n), dtype) / (4 * n)
     inverse, raised = evaluate([gf.linalg.inv(a), gf.linalg.matrix_power(a, power)])
     close(inverse, np.linalg.inv(a), dtype)
     close(raised, np.linalg.matrix_power(a, power), dtype)
@@ -124,7 +124,7 @@ def test_inverses_and_powers_are_numpys(
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_floats_of_16_bits_are_computed_in_32(dtype: str) -> None:
-    a = regular(np.random.default_rng(0), (3, 3), "float32")
+    a = draw_regular_matrices(np.random.default_rng(0), (3, 3), "float32")
     half = gf.astype(a, dtype)
     inverse, solved, det = evaluate(
         [gf.linalg.inv(half), gf.linalg.solve(half, half), gf.linalg.det(half)]
@@ -153,7 +153,7 @@ def test_a_batch_of_unknown_size_solves_and_differentiates() -> None:
     y = gf.linalg.solve(x, gf.linalg.det(x)[:, None, None] * gf.ones((3, 2), "float64"))
     (slope,) = gf.gradients(y, [x])
     assert slope.shape == x.shape
-    a = regular(np.random.default_rng(0), (2, 3, 3), "float64")
+    a = draw_regular_matrices(np.random.default_rng(0), (2, 3, 3), "float64")
     value, grad = evaluate([y, slope], {x: a})
     close(value, np.linalg.solve(a, np.linalg.det(a)[:, None, None] * np.ones((3, 2))), "float64")
     assert np.isfinite(grad).all()

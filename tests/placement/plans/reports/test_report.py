@@ -39,7 +39,7 @@ def make_transfer(
     return PlannedTransfer(tensor, source, target, start, finish, 1000, 0)
 
 
-def small(measured: MeasuredSteps | None = None) -> Plan:
+def plan_small_graph(measured: MeasuredSteps | None = None) -> Plan:
     """a runs on A for 2 s, travels 3 s, c runs on B for 1 s; b keeps B busy for 4 s before."""
     return Plan(
         cluster=gf.Cluster.local(workers=2, threads=1),
@@ -69,7 +69,7 @@ MEASURED = MeasuredSteps(
 
 
 def test_a_report_tells_busy_and_idle_time_memory_and_bytes() -> None:
-    made = small().report()
+    made = plan_small_graph().report()
     first, second = made.devices
     assert (first.nodes, first.busy, first.peak_memory) == (1, 2.0, 100)
     assert (second.nodes, second.busy, second.idle) == (2, 5.0, pytest.approx(1 / 6))
@@ -80,7 +80,7 @@ def test_a_report_tells_busy_and_idle_time_memory_and_bytes() -> None:
 
 
 def test_a_report_puts_what_was_measured_beside_it() -> None:
-    made = small(MEASURED).report()
+    made = plan_small_graph(MEASURED).report()
     assert [use.busy_measured for use in made.devices] == [2.5, 5.5]
     assert [use.peak_measured for use in made.devices] == [110, 310]
     assert made.links[0].busy_measured == 3.5 and made.measured == 7.0
@@ -88,7 +88,7 @@ def test_a_report_puts_what_was_measured_beside_it() -> None:
 
 
 def test_the_critical_path_goes_back_through_the_transfer_that_came_last() -> None:
-    path = critical_path(small())
+    path = critical_path(plan_small_graph())
     assert [(part.kind, part.name, part.start, part.finish) for part in path] == [
         ("computing", "a", 0, 2), ("moving", "a", 2, 5), ("computing", "c", 5, 6),
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_the_critical_path_goes_back_through_the_transfer_that_came_last() -> No
 
 
 def test_the_critical_path_goes_through_a_busy_device_and_tells_of_gaps() -> None:
-    plan = small()
+    plan = plan_small_graph()
     busy = dataclasses.replace(
         plan, nodes=(node("a", A, 0, 2), node("b", B, 1, 5), node("c", B, 5, 6, "b")), transfers=()
     )
@@ -118,7 +118,7 @@ def test_the_parts_of_a_critical_path_follow_each_other_to_the_end() -> None:
 
 
 def test_reports_print_columns_that_line_up_and_names_and_lines() -> None:
-    text = str(small(MEASURED).report())
+    text = str(plan_small_graph(MEASURED).report())
     rows = [line for line in text.splitlines() if "/cpu:0" in line and "→" not in line]
     assert re.search(r"/worker:1/cpu:0 +2 +5 s +5\.5 s +\+10 % +17 % +300 B +310 B", text)
     assert len({line.index(" s ") for line in rows[:2]}) == 1
@@ -131,7 +131,9 @@ def test_a_long_critical_path_shows_its_longest_parts_in_order() -> None:
     for i in range(1, 60):
         start = nodes[-1].finish
         nodes.append(node(f"n{i}", A, start, start + i % 7 + 1, f"n{i - 1}"))
-    plan = dataclasses.replace(small(), nodes=tuple(nodes), transfers=(), makespan=nodes[-1].finish)
+    plan = dataclasses.replace(
+        plan_small_graph(), nodes=tuple(nodes), transfers=(), makespan=nodes[-1].finish
+    )
     text = str(plan.report())
     assert "60 parts" in text and "; the longest 20" in text
     shown = [int(m) for m in re.findall(r"^ +n(\d+) ", text, re.M)]
@@ -172,13 +174,13 @@ def test_a_difference_names_what_moved_and_what_each_move_alone_costs() -> None:
 
 
 def test_a_plan_does_not_differ_from_itself() -> None:
-    made = small().diff(small())
+    made = plan_small_graph().diff(plan_small_graph())
     assert not made and not made.moved
     assert "0 of 3 nodes moved" in str(made)
 
 
 def test_a_difference_says_how_much_faster_and_of_what_graphs() -> None:
-    first = small()
+    first = plan_small_graph()
     assert "; these are plans of different graphs" not in str(first.diff(first))
     assert "Bytes a step" not in str(first.diff(first))
     other = dataclasses.replace(first, makespan=first.makespan / 250, fingerprint="1" * 16)
@@ -219,7 +221,7 @@ def test_plans_side_by_side_tell_speed_ups_and_hardware() -> None:
 
 
 def test_a_list_of_plans_is_numbered_and_measured_steps_appear() -> None:
-    made = gf.placement.compare([small(), small(MEASURED)])
+    made = gf.placement.compare([plan_small_graph(), plan_small_graph(MEASURED)])
     assert made.names == ("plan 1", "plan 2")
     assert "measured step" in str(made) and "7 s" in str(made)
 
@@ -239,11 +241,13 @@ def test_what_cannot_be_compared_is_refused(plans: object, message: str) -> None
 
 
 def test_hostile_names_are_escaped_in_html_and_keep_to_their_line_in_text() -> None:
-    hostile = dataclasses.replace(small(), nodes=(node(HOSTILE + "\n\n", A, 0, 6),), transfers=())
+    hostile = dataclasses.replace(
+        plan_small_graph(), nodes=(node(HOSTILE + "\n\n", A, 0, 6),), transfers=()
+    )
     made = hostile.report()
     assert "<script" not in made._repr_html_() and "&lt;script&gt;" in made._repr_html_()
     assert "\x00" not in str(made) and "<script>" in str(made)
-    assert len(str(made).splitlines()) == len(str(small().report()).splitlines()) - 3
+    assert len(str(made).splitlines()) == len(str(plan_small_graph().report()).splitlines()) - 3
 
 
 def test_tables_on_a_page_scroll_and_keep_a_number_beside_its_unit() -> None:

@@ -18,7 +18,7 @@ from graphflow.runtime.program.bodies import body_routines as routines
 from graphflow.runtime.program.program import Program
 from tests.interrupts import interrupt_after
 from tests.properties.random_graphs import has_same_bits
-from tests.runtime.programs import NoChannel, alone, compile_program
+from tests.runtime.programs import NoChannel, compile_program, make_partition
 
 
 class Going(NoChannel):
@@ -48,7 +48,7 @@ def native(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def check(fetches: Sequence[Tensor], feeds: dict[Tensor, Any]) -> Program:
     """Program and interpreter give the same bits, twice."""
-    part = alone(*fetches)
+    part = make_partition(*fetches)
     bindings = {"n": 3}
     program = compile_program(part, bindings=bindings, channel=Going())
     want = evaluate(fetches, feeds)
@@ -179,7 +179,7 @@ def test_random_numbers_in_a_body_leave_the_loop_to_python(native: list[str]) ->
 def test_a_loop_asks_whether_to_go_on_from_time_to_time() -> None:
     last = gf.while_loop(lambda s: s < 3_000_000.0, lambda s: s + 1.0, gf.constant(0.0))
     channel = Going()
-    program = compile_program(alone(last), channel=channel)
+    program = compile_program(make_partition(last), channel=channel)
     assert program.compute({}, 1, 0)["0"] == 3_000_000
     assert channel.asked[0] == 0 and 1 < len(channel.asked) < 1000
 
