@@ -25,7 +25,7 @@ SCRIPTS = {
     for folder in FOLDERS
     for path in Path(__file__).resolve().parent.glob(f"{folder}/*.py")
 }
-PINNED = ("mlp", "logistic", "linear_models", "gpt", "vision", "lstm", "sizes", "chain",
+PINNED = ("mlp", "logistic", "linear_models", "gpt", "autocast", "vision", "lstm", "sizes", "chain",
           "first_step", "memory", "data", "fused", "products", "conv", "onnx_networks")  # fmt: skip
 OTHERS = ("large_graphs", "import_time", "prediction", "placers", "transport", "collectives",
           "arrays", "parallel", "local_sgd", "pipeline", "tables", "turns", "windows", "takeover",
