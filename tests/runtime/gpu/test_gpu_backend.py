@@ -413,7 +413,7 @@ def test_a_failing_op_names_the_users_line(world: fake_cupy.World) -> None:
 
     op = gf.Op("fails", infer=lambda x: x, kernel=lambda xp, x: x, into=fails)
     here = GpuFetches(op(gf.placeholder("float32", (2,), name="x")))
-    with pytest.raises(OpError, match=r"fails.*test_gpu\.py:\d+.*gpu:0.*of no use"):
+    with pytest.raises(OpError, match=r"fails.*test_gpu_backend\.py:\d+.*gpu:0.*of no use"):
         here.step(x=np.ones(2, "float32"))
 
 

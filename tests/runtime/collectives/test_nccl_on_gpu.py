@@ -20,8 +20,8 @@ import pytest
 import graphflow as gf
 from graphflow.errors import WorkerLost
 from tests.faults.running import Worker, stop
-from tests.gpu.nccl_rank import EXAMPLES, examples
 from tests.house.sources import ROOT
+from tests.runtime.collectives.nccl_rank import EXAMPLES, examples
 from tests.runtime.collectives.test_sessions import agrees
 from tests.runtime.collectives.test_transports import compute_reference
 

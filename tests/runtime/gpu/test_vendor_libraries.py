@@ -24,7 +24,7 @@ from graphflow.runtime.gpu.gpu_backend import GpuBackend
 from graphflow.runtime.program import vendor_libraries as gpu_libraries
 from graphflow.runtime.program.vendor_libraries import Libraries, libraries
 from tests.gpu import fake_cupy
-from tests.gpu.test_gpu import GPU, GpuFetches, pytestmark  # noqa: F401 - the same needs
+from tests.runtime.gpu.test_gpu_backend import GPU, GpuFetches, pytestmark  # noqa: F401 - the same needs
 
 
 class _Cublas:

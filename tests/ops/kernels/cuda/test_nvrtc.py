@@ -16,7 +16,7 @@ from graphflow.runtime.memory.memory_layout import plan_layout
 from graphflow.runtime.partitioning.partition import partition
 from tests.gpu.compilers import compiler
 from tests.gpu.regions import along_rows
-from tests.gpu.test_cuda import cases
+from tests.ops.kernels.cuda.test_region_kernels import cases
 from tests.runtime.programs import place_nodes
 
 GPU = "/worker:0/gpu:0"

@@ -23,10 +23,10 @@ from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend
 from graphflow.runtime.gpu.input_buffer import InputBuffer
 from graphflow.transforms.op_testing import draw
 from tests.gpu.regions import Single, draw_numbers, singles
-from tests.gpu.test_cuda import FORMS, are_equal
-from tests.gpu.test_gpu import GpuFetches
-from tests.gpu.test_gpu_libraries import check_products_of_views
+from tests.ops.kernels.cuda.test_region_kernels import FORMS, are_equal
 from tests.ops.signs import fix_signs
+from tests.runtime.gpu.test_gpu_backend import GpuFetches
+from tests.runtime.gpu.test_vendor_libraries import check_products_of_views
 
 pytestmark = pytest.mark.gpu
 # What is the executor's, the host's, or holds bodies.

@@ -1,4 +1,4 @@
-"""The way of the data over a "gpu" device, with a stand-in for CuPy (`tests/gpu/fake_cupy.py`).
+"""How data move to a "gpu" device and back, with a stand-in for CuPy (`tests/gpu/fake_cupy.py`).
 
 It shows that what a GPU needs of the cluster, the cost model, partitions and programs is there:
 copies at the border, synchronisation, memory limits. What kernels do on a real GPU the tests marked
