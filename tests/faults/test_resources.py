@@ -146,8 +146,9 @@ def test_sessions_that_are_over_leave_a_worker_neither_memory_nor_descriptors(
         serve(1 << 18)
     serve(1 << 25)  # 128 MB
     assert settles(lambda: descriptors() <= before), (descriptors(), before)
-    # Of the two arrays of 128 MB nothing is left but pieces of the heap between what still lives.
-    assert settles(lambda: resident(worker.pid) - held < 80 << 20), resident(worker.pid) - held
+    # Neither of the two arrays of 128 MB is left. glibc keeps up to 64 MB that is freed after the
+    # session's end, and pieces of the heap between what still lives.
+    assert settles(lambda: resident(worker.pid) - held < 112 << 20), resident(worker.pid) - held
 
 
 # Numbers ---------------------------------------------------------------------------------------
