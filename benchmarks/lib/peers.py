@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 FLOORS = ("matmuls",)
 """Contenders that are no libraries: they do a part of the work."""
-PAUSE_SECONDS = 0.05
+PAUSE_SECONDS = 0.2
 Steps = dict[str, Callable[..., object]]
 
 
@@ -36,7 +36,8 @@ def interleaved(
     """Seconds a step of each contender, in turns of `each` steps; the first two turns warm up.
 
     Threads of libraries poll for work for some time after a step, and would take a core from the
-    next contender. So each turn begins with a pause and, if it has several, an untimed step.
+    next contender: OpenBLAS's for 2^28 cycles, more than a tenth of a second. So each turn begins
+    with a pause and, if it has several, an untimed step.
     """
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for turn in range(rounds + 2):
