@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from graphflow.ir.declarations.half_precision import set_float32_runner
-from graphflow.ir.op import Op, set_elementwise_runner
+from graphflow.ir.op import Op, set_elementwise_runner, set_float32_runner
 from graphflow.ops import nn
 from graphflow.ops.attention import packed_qkv
 from graphflow.ops.base import state_ops

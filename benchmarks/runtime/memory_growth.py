@@ -58,7 +58,7 @@ def network(name: str) -> Case:
     return [loss, gf.optim.SGD(0.1).minimize(loss)], feeds
 
 
-def drawn(index: int) -> Case:
+def draw_case(index: int) -> Case:
     """Return a step of a model that is drawn from seed 1."""
     from benchmarks.random_models import draw
 
@@ -76,7 +76,7 @@ CASES: dict[str, Callable[[], Case]] = {
         (2, 32, 256, 256), (32, 32, 5, 5), "float32", padding=2, stride=2
     ),
     "patches": lambda: convolution((8, 3, 224, 224), (384, 3, 16, 16), "float32", stride=16),
-    **{f"drawn {i}": (lambda i=i: drawn(i)) for i in (5, 7, 17, 26, 31)},
+    **{f"drawn {i}": (lambda i=i: draw_case(i)) for i in (5, 7, 17, 26, 31)},
 }
 
 

@@ -17,6 +17,7 @@ from graphflow.ir.declarations.op_declaration import (
     WeightLayout,
     sample,
     set_elementwise_runner,
+    set_float32_runner,
 )
 from graphflow.ir.declarations.registry import FUNCTIONS, REGISTRY, function, owner_module, register
 from graphflow.ir.nodes.node import Node, Tensor, next_serial
@@ -53,5 +54,6 @@ __all__ = [
     "derivative_scope", "device", "function", "error_location", "make_node", "name_scope",
     "next_serial", "next_stream", "origin_scope", "owner_module", "prefix_of", "prefix_scope",
     "promote_inputs", "register", "replacement_scope", "sample", "seed_scope",
-    "set_elementwise_runner", "source_scope", "with_location", "user_location",
+    "set_elementwise_runner", "set_float32_runner", "source_scope", "with_location",
+    "user_location",
 ]  # fmt: skip

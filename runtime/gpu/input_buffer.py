@@ -10,6 +10,7 @@ import numpy as np
 from graphflow.errors import ShapeError
 from graphflow.ir.spec import TensorSpec, nbytes
 from graphflow.runtime.gpu.gpu_backend import DeviceCopy, GpuBackend, pinned_view
+from graphflow.runtime.memory.backend import new_array
 
 
 class InputBuffer:
@@ -26,7 +27,7 @@ class InputBuffer:
         self._backend = backend
         self._spec = spec
         self._size = nbytes(spec)
-        self.array = backend.empty(self._size).view(spec.dtype).reshape(spec.shape)
+        self.array = new_array(backend, spec)
         self._pinned: list[Any] = []
         self._sent: list[Any] = [None, None]
         self._turn = 0

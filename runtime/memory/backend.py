@@ -13,7 +13,7 @@ import numpy as np
 
 from graphflow.base.process.blas_threads import one_blas_thread
 from graphflow.errors import DeviceError, DeviceOutOfMemory
-from graphflow.ir.spec import BFLOAT16
+from graphflow.ir.spec import BFLOAT16, TensorSpec, nbytes
 from graphflow.ops.kernels.jit.array_address import ALIGNMENT, address, empty_aligned
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
 from graphflow.ops.kernels.jit.thread_team import ThreadTeam
@@ -160,6 +160,15 @@ class CpuBackend:
     def close(self) -> None:
         """End the pool's threads. A kernel that still runs finishes on its own thread."""
         self._pool.close()
+
+
+def new_array(backend: DeviceBackend, spec: TensorSpec) -> Any:
+    """Return an uninitialised array of a device; the spec's sizes are numbers.
+
+    Raises:
+        DeviceOutOfMemory: memory is short.
+    """
+    return backend.empty(nbytes(spec)).view(spec.dtype).reshape(spec.shape)
 
 
 def export_or_copy(array: Array, export: ResultExporter | None) -> Array:

@@ -86,7 +86,9 @@ class RecordableKernel:
 
     def count_scratch(self, threads: int) -> KernelScratch:
         """Return its scratch memory on a number of threads. Nothing is compiled."""
-        known = _counts.get((self.key, threads)) if self.key is not None else None
+        if self.key is None:
+            return self._count(threads)
+        known = _counts.get((self.key, threads))
         if known is None:
             known = self._count(threads)
             if len(_counts) >= _MOST_COUNTS:

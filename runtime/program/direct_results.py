@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from functools import partial
 
-import numpy as np
-
 from graphflow.ir.op import Tensor
-from graphflow.ir.spec import TensorSpec, nbytes
+from graphflow.ir.spec import nbytes
 from graphflow.ops.communication.send_recv import SENDING_OPS
-from graphflow.runtime.memory.backend import DeviceBackend
+from graphflow.runtime.memory.backend import DeviceBackend, new_array
 from graphflow.runtime.memory.memory_layout import MemoryLayout
 from graphflow.runtime.partitioning.partition import Partition
 from graphflow.runtime.program.bodies.slot_results import (
@@ -65,11 +63,6 @@ def take_memory(
     name = operands.names[tensor]
     operands.scope |= {
         f"k{name}": operands.feeds[tensor],
-        f"n{name}": partial(_new_array, backend, layout.specs[tensor]),
+        f"n{name}": partial(new_array, backend, layout.specs[tensor]),
     }
     return f"{name} = k{name}(n{name}())"
-
-
-def _new_array(backend: DeviceBackend, spec: TensorSpec) -> np.ndarray[tuple[int, ...], np.dtype]:
-    array: np.ndarray[tuple[int, ...], np.dtype] = backend.empty(nbytes(spec))
-    return array.view(spec.dtype).reshape(spec.shape)

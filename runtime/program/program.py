@@ -105,7 +105,8 @@ class Program:
         self._compute = code.compile_compute()
         self._commit = code.compile_commit()
         self._to_hosts = backend.to_hosts
-        self._owned = code.owned_results if isinstance(code, CpuCode) else []
+        owned = code.owned_results if isinstance(code, CpuCode) else []
+        self._owned = owned if any(owned) else []  # [] for programs that copy all results
         self._is_native = code.is_native
         flushes = partition.flush_denormals and backend.xp is np
         self._flush = FlushDenormals() if flushes else None
@@ -187,7 +188,7 @@ class Program:
                 raise
             raise self._code.annotate_error(error) from error
         export = self._backend.export_result
-        if export is not None or True not in self._owned:
+        if export is not None or not self._owned:
             return self._to_hosts(values, export)
         return [
             value if owned else self._backend.to_host(value)

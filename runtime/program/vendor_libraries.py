@@ -32,6 +32,7 @@ from graphflow.ir.spec import TensorSpec, is_half, kind
 from graphflow.ops.kernels.cuda.cupy_module import gpu_name, import_cupy
 from graphflow.runtime.gpu.cuda_graphs import graphs_enabled
 from graphflow.runtime.gpu.cudnn import CudnnGraph, concrete_shape
+from graphflow.runtime.memory.backend import new_array
 from graphflow.runtime.program.generated_call_support import out_kernel
 from graphflow.runtime.telemetry.logs import Log
 
@@ -169,7 +170,7 @@ def _check_agreement(
         arrays = [_random_array(backend, s, block) for s in specs]
         found = []
         for run in (out_kernel(op, xp, specs, attrs, False), kernel):
-            outs = [_buffer(backend, s) for s in results]
+            outs = [new_array(backend, s) for s in results]
             run(outs[0] if len(outs) == 1 else tuple(outs), *arrays)
             found.append(outs)
         for wanted, have, spec in zip(*found, results, strict=True):
@@ -188,16 +189,11 @@ _RANDOM_BLOCK = 99_991  # a prime, so that no two rows are equal
 
 def _random_array(backend: Any, spec: TensorSpec, block: Any) -> Any:
     """Return an array that repeats a block of random numbers."""
-    array = _buffer(backend, spec)
+    array = new_array(backend, spec)
     flat = array.reshape(-1)
     for start in range(0, flat.size, _RANDOM_BLOCK):
         backend.xp.copyto(flat[start : start + _RANDOM_BLOCK], block[: flat.size - start])
     return array
-
-
-def _buffer(backend: Any, spec: TensorSpec) -> Any:
-    size = prod(concrete_shape(spec)) * spec.dtype.itemsize
-    return backend.empty(size).view(spec.dtype).reshape(spec.shape)
 
 
 # cuBLAS -----------------------------------------------------------------------------------------

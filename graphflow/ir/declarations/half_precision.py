@@ -33,21 +33,27 @@ def round_to_specs(results: Sequence[Any], specs: Sequence[TensorSpec]) -> tuple
     )
 
 
+Float32Runner = Callable[[Callable[..., None], Any, Sequence[Any], Mapping[str, Any]], None]
+
+
 def upcast_into(
-    into: Callable[..., None], takes_half: Callable[..., bool] | None = None
+    into: Callable[..., None],
+    takes_half: Callable[..., bool] | None = None,
+    run_in_float32: Float32Runner | None = None,
 ) -> Callable[..., None]:
     """Wrap the `into` of an op for 16-bit floats: compute in float32 buffers, then round.
 
     Args:
         takes_half: tells of which arrays `into` rounds by itself (`Op.takes_half`).
+        run_in_float32: (into, out, arrays, attrs) does this on a CPU.
     """
 
     def narrow(xp: Any, out: Any, *arrays: Any, **attrs: Any) -> None:
         if takes_half is not None and xp is np and takes_half(*arrays, **attrs):
             into(xp, out, *arrays, **attrs)
             return
-        if xp is np and _installed.float32_runner is not None:
-            _installed.float32_runner(into, out, arrays, attrs)
+        if xp is np and run_in_float32 is not None:
+            run_in_float32(into, out, arrays, attrs)
             return
         outs = out if isinstance(out, tuple) else (out,)
         wide = tuple(xp.empty(o.shape, "float32") if is_half(o.dtype) else o for o in outs)
@@ -57,20 +63,3 @@ def upcast_into(
                 xp.copyto(target, result, casting="unsafe")
 
     return narrow
-
-
-Float32Runner = Callable[[Callable[..., None], Any, Sequence[Any], Mapping[str, Any]], None]
-
-
-class _RunnerSlot:
-    """Holds a function that a module above this one installs, since it imports this one."""
-
-    float32_runner: Float32Runner | None = None
-
-
-_installed = _RunnerSlot()
-
-
-def set_float32_runner(run: Float32Runner) -> None:
-    """Set the function (into, out, arrays, attrs) that runs kernels on a CPU in float32."""
-    _installed.float32_runner = run

@@ -13,6 +13,7 @@ from graphflow.base.argument_checks import checks_arguments
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.errors import ArgumentError, GraphError
 from graphflow.ir.declarations.half_precision import (
+    Float32Runner,
     has_half,
     round_to_specs,
     upcast_half,
@@ -325,7 +326,7 @@ class Op:
         """Return `into` for inputs of these dtypes; None if the op has none."""
         if self.into is None or self.halves or not has_half(inputs):
             return self.into
-        return upcast_into(self.into, self.takes_half)
+        return upcast_into(self.into, self.takes_half, _hooks.float32_runner)
 
     def _takes_as_they_are(self, xp: Any, arrays: Sequence[Any], attrs: Mapping[str, Any]) -> bool:
         """Return True if the kernel takes these 16-bit arrays without a conversion."""
@@ -351,6 +352,7 @@ class _Hooks:
 
     node_builder: NodeBuilder
     elementwise_runner: ElementwiseRunner | None = None
+    float32_runner: Float32Runner | None = None
 
 
 _hooks = _Hooks()
@@ -364,3 +366,8 @@ def set_node_builder(build: NodeBuilder) -> None:
 def set_elementwise_runner(run: ElementwiseRunner) -> None:
     """Let a function (op, xp, arrays, attrs) compute elementwise ops where it gives a result."""
     _hooks.elementwise_runner = run
+
+
+def set_float32_runner(run: Float32Runner) -> None:
+    """Let a function (into, out, arrays, attrs) run float32 kernels on 16-bit arrays of CPUs."""
+    _hooks.float32_runner = run

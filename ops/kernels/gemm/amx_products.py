@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from functools import cache, lru_cache
-from itertools import pairwise
 
 from graphflow.base.lazy_dataclass import dataclass
 from graphflow.ir.spec import broadcast_shapes
@@ -67,13 +66,8 @@ class AmxProduct(NativeProduct):
             return cut_rows(self.units, 1, count)
         parts = min(count, panels)
         ends = [panels * i // parts * PANEL for i in range(parts)]
-        shares = []
-        for start, stop in pairwise([*ends, columns]):
-            own = list(sizes)
-            own[AmxSize.COLUMNS] = stop - start
-            offsets = (0, start * sizes[AmxSize.B_COLUMN], start * ITEM)
-            shares.append(TaskShare(0, self.units, tuple(own), offsets))
-        return shares
+        steps = (0, sizes[AmxSize.B_COLUMN], ITEM)
+        return self._cut_columns([*ends, columns], AmxSize.COLUMNS, steps)
 
 
 @cache

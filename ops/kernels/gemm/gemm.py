@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import field
 from functools import cache, lru_cache
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -95,15 +94,10 @@ class MatrixProduct(NativeProduct):
         if not is_one or panels < count or not (self.units < 4 * count or turned):
             return cut_rows(self.units, 1, count)
         ends = [panels * i // count * wide for i in range(count)]
-        shares = []
-        for start, stop in pairwise([*ends, sizes[GemmSize.COLUMNS]]):
-            own = list(sizes)
-            own[GemmSize.COLUMNS] = stop - start
-            to = start * sizes[GemmSize.OUT_COLUMN]
-            outs = (to, to) if sizes[GemmSize.FLAGS] & APART else (to,)
-            offsets = (0, start * sizes[GemmSize.Y_COLUMN], *outs)
-            shares.append(TaskShare(0, self.units, tuple(own), offsets))
-        return shares
+        to = sizes[GemmSize.OUT_COLUMN]
+        outs = (to, to) if sizes[GemmSize.FLAGS] & APART else (to,)
+        steps = (0, sizes[GemmSize.Y_COLUMN], *outs)
+        return self._cut_columns([*ends, sizes[GemmSize.COLUMNS]], GemmSize.COLUMNS, steps)
 
 
 @lru_cache(maxsize=4096)

@@ -7,7 +7,7 @@ import threading
 from abc import abstractmethod
 from collections.abc import Sequence
 from functools import cached_property
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import numpy as np
@@ -60,6 +60,24 @@ class NativeProduct:
     @abstractmethod
     def cut(self, count: int) -> list[TaskShare]:
         """Cut the product into at most `count` shares that may run at once."""
+
+    def _cut_columns(
+        self, ends: Sequence[int], columns: int, steps: Sequence[int]
+    ) -> list[TaskShare]:
+        """Return shares of all units and some columns, for `cut`.
+
+        Args:
+            ends: columns at which shares begin, and where the last one ends.
+            columns: index of the number of columns among the sizes.
+            steps: bytes that the address of each operand and result moves with a column.
+        """
+        shares = []
+        for start, stop in pairwise(ends):
+            own = list(self.sizes)
+            own[columns] = stop - start
+            offsets = tuple(start * step for step in steps)
+            shares.append(TaskShare(0, self.units, tuple(own), offsets))
+        return shares
 
     @property
     def task(self) -> KernelTask:
