@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import socket
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -123,3 +124,17 @@ def test_a_check_that_raises_does_not_end_the_others(monkeypatch: pytest.MonkeyP
     first, second = machine_checks.run_checks()
     assert (first.check, first.state) == ("one", FAILURE) and "Permission denied" in first.text
     assert second.check == "clock"
+
+
+def test_a_pause_of_the_process_does_not_make_the_clock_slow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    read, readings = time.perf_counter, 0
+
+    def pause_once() -> float:
+        nonlocal readings
+        readings += 1
+        return read() + (1.0 if readings == 2 else 0.0)
+
+    monkeypatch.setattr(time, "perf_counter", pause_once)
+    assert find("clock")[0].state == OK and readings > 2
