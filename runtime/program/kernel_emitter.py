@@ -235,7 +235,7 @@ class KernelEmitter:
                 node.op, self._backend.xp, specs, attrs, self._plain, kept
             )
             self.plain_kernel_nodes.append(node)
-            out = names[0] if len(names) == 1 else f"({', '.join(names)})"
+            out = _text_of_outputs(names)
             step = ", step=draws" if node.op.random else ""
             line = f"k{number}({', '.join([out, *inputs])}{step})"
         if deferred is not None:
@@ -273,8 +273,9 @@ class KernelEmitter:
         if kept is not None and reserved is not None:
             run = partial(kernel.into, np, kept=kept, **kernel.attrs)
             self._scope[f"l{number}"] = LayoutRefresh(kept, reserved.keys, run)
-            names = ", ".join(self._operands.name(t) for t in (*node.outputs, *node.inputs))
-            self._compute.add_line(node, f"l{number}({names})")
+            out = _text_of_outputs([self._operands.name(t) for t in node.outputs])
+            names = [self._operands.name(t) for t in node.inputs]
+            self._compute.add_line(node, f"l{number}({', '.join([out, *names])})")
         tensors = (*node.inputs, *node.outputs)
         specs = [self._layout.specs[t] for t in tensors]
         given = specs[: len(node.inputs)]
@@ -384,3 +385,8 @@ class KernelEmitter:
 def _are_fixed(places: Sequence[PointerSource]) -> bool:
     """Return True if all addresses are known before the program runs."""
     return all(isinstance(place, int) for place in places)
+
+
+def _text_of_outputs(names: Sequence[str]) -> str:
+    """Return the argument for the outputs of a kernel: an array, or a tuple of several."""
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"

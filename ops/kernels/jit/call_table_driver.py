@@ -208,10 +208,15 @@ def driver_sources() -> dict[str, str]:
     return dict([name_module(_WALK, ""), *nested])
 
 
+def copy_source() -> tuple[str, str]:
+    """Return the name and text of copy(source and target, none, 0, bytes)."""
+    return name_module(_COPY, "")
+
+
 @cache
 def copy_task(nbytes: int) -> KernelTask:
     """Return a task that copies `nbytes` bytes; its pointers are source and target."""
-    name, text = name_module(_COPY, "")
+    name, text = copy_source()
     return KernelTask(name, text, (), nbytes, 2.0 + 0.05 * nbytes)
 
 

@@ -268,13 +268,16 @@ def run_ranges(part: Callable[[int, int], None], count: int, most: int | None = 
     Args:
         most: ranges at most; default: as many as the current pool has threads.
     """
-    pool = current_pool()
-    parts = min(1 if pool is None else pool.threads, count if most is None else most)
-    if pool is None or parts < 2 or current_recorder() is not None:
+    pool, recorder = current_pool(), current_recorder()
+    threads = 1 if pool is None else pool.threads
+    if recorder is not None:
+        threads = 1 if recorder.recording is None else recorder.recording.threads
+    parts = min(threads, count if most is None else most)
+    if parts < 2:
         part(0, count)
         return
     edges = [count * i // parts for i in range(parts + 1)]
-    pool.run(lambda i: part(edges[i], edges[i + 1]), parts)
+    run_parts(lambda i: part(edges[i], edges[i + 1]), parts)
 
 
 def _run_alone(part: Part, parts: int) -> None:

@@ -15,15 +15,20 @@ import numpy as np
 from graphflow.ops.kernels.codegen.control_flow import element_of
 from graphflow.ops.kernels.fusion.parallel_call import native_function
 from graphflow.ops.kernels.gemm.gemm import gemm
-from graphflow.ops.kernels.jit.array_address import address, empty_aligned
+from graphflow.ops.kernels.jit.array_address import address
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts
+from graphflow.ops.kernels.jit.kernel_recording import operand_place
 from graphflow.ops.kernels.sequence import gru_loops
 from graphflow.ops.kernels.sequence.step_chain import (
     BatchRows,
     CallChain,
     PackedWeights,
     StepOperand,
+    copy_whole,
     is_native,
+    product_scratch,
     split_batch,
+    step_scratch,
     write_weight_gradient,
 )
 
@@ -32,39 +37,45 @@ from graphflow.ops.kernels.sequence.step_chain import (
 
 def forward(
     xp: Any, out: Sequence[Any], z: Any, r: Any, bias: Any, h: Any, gates: str,
-    linear_before_reset: bool, reverse: bool,
+    linear_before_reset: bool, reverse: bool, kept: KeptLayouts | None = None,
 ) -> None:  # fmt: skip
-    """Fill y (T, B, H), the last h (B, H), the gates (T, B, 3·H), and `inner` (T, B, H)."""
-    y, h_last, kept, inner = out
+    """Fill y (T, B, H), the last h (B, H), the gates (T, B, 3·H), and `inner` (T, B, H).
+
+    Args:
+        kept: where the packed weights stay for later calls.
+    """
+    y, h_last, activated, inner = out
     if not len(z):
-        xp.copyto(h_last, h)
+        copy_whole(xp, h_last, h)
         return
     if is_native(xp, z.dtype) and h.size:
-        if linear_before_reset:
-            _forward_natively(y, kept, inner, z, r, bias, h, gates, reverse)
-        else:
-            _forward_in_halves(y, kept, inner, z, r, bias, h, gates, reverse)
+        run = _forward_natively if linear_before_reset else _forward_in_halves
+        run(y, activated, inner, z, r, bias, h, gates, reverse, kept)
     else:
-        _forward_by_arrays(xp, y, kept, inner, z, r, bias, h, gates, linear_before_reset, reverse)
-    xp.copyto(h_last, y[0 if reverse else len(z) - 1])
+        _forward_by_arrays(
+            xp, y, activated, inner, z, r, bias, h, gates, linear_before_reset, reverse
+        )
+    end = 0 if reverse else len(z) - 1
+    copy_whole(xp, h_last, y[end : end + 1].reshape(h.shape))
 
 
 def _forward_natively(
-    y: Any, kept: Any, inner: Any, z: Any, r: Any, bias: Any, h: Any, gates: str, reverse: bool
-) -> None:
+    y: Any, activated: Any, inner: Any, z: Any, r: Any, bias: Any, h: Any, gates: str,
+    reverse: bool, kept: KeptLayouts | None,
+) -> None:  # fmt: skip
     steps, batch, size = y.shape
-    weights = PackedWeights(r.T)
+    weights = PackedWeights(r, True, kept)
     loop = native_function(gru_loops.forward, element_of(z.dtype), gates)
 
     def part(start: int, stop: int) -> None:
         many, rows = stop - start, BatchRows.in_order(steps, reverse, start)
         product = weights.product(many)
-        sums, memory = np.empty((many, 3 * size), z.dtype), empty_aligned(product.scratch)
-        here, added = StepOperand(address(sums)), StepOperand(address(bias))
-        results = [rows.at_step(x) for x in (kept, inner, y)]
+        here, memory = step_scratch("gates", (many, 3 * size), z.dtype), product_scratch(product)
+        added = StepOperand(operand_place(bias))
+        results = [rows.at_step(x) for x in (activated, inner, y)]
         for past, begin, end in ((rows.at_all_steps(h), 0, 1), (rows.at_step(y, -1), 1, steps)):
             chain = CallChain()
-            chain.product(product, past, weights.place, here, address(memory))
+            chain.product(product, past, weights.place, here, memory)
             chain.add(loop, [rows.at_step(z), here, added, past, *results], [size], many)
             chain.run(begin, end)
 
@@ -72,10 +83,12 @@ def _forward_natively(
 
 
 def _forward_in_halves(
-    y: Any, kept: Any, inner: Any, z: Any, r: Any, bias: Any, h: Any, gates: str, reverse: bool
-) -> None:
+    y: Any, activated: Any, inner: Any, z: Any, r: Any, bias: Any, h: Any, gates: str,
+    reverse: bool, kept: KeptLayouts | None,
+) -> None:  # fmt: skip
     steps, batch, size = y.shape
-    both, last = PackedWeights(r[: 2 * size].T), PackedWeights(r[2 * size :].T)
+    both = PackedWeights(r[: 2 * size], True, kept)
+    last = PackedWeights(r[2 * size :], True, kept, "candidates' weights")
     element = element_of(z.dtype)
     gates_loop, candidates_loop = (
         native_function(write, element, gates)
@@ -85,16 +98,16 @@ def _forward_in_halves(
     def part(start: int, stop: int) -> None:
         many, rows = stop - start, BatchRows.in_order(steps, reverse, start)
         first, second = (w.product(many, out_row=3 * size) for w in (both, last))
-        memory = empty_aligned(max(first.scratch, second.scratch))
-        sums = np.empty((many, 3 * size), z.dtype)
-        here, added = StepOperand(address(sums)), StepOperand(address(bias))
-        candidates = StepOperand(address(sums) + 2 * size * sums.itemsize)
+        memory = product_scratch(first, second)
+        here = step_scratch("gates", (many, 3 * size), z.dtype)
+        added = StepOperand(operand_place(bias))
+        candidates = StepOperand(here.start + 2 * size * z.dtype.itemsize)
         for past, begin, end in ((rows.at_all_steps(h), 0, 1), (rows.at_step(y, -1), 1, steps)):
             chain = CallChain()
-            given = [rows.at_step(z), here, added, past, rows.at_step(kept)]
-            chain.product(first, past, both.place, here, address(memory))
+            given = [rows.at_step(z), here, added, past, rows.at_step(activated)]
+            chain.product(first, past, both.place, here, memory)
             chain.add(gates_loop, [*given, rows.at_step(inner)], [size], many)
-            chain.product(second, rows.at_step(inner), last.place, candidates, address(memory))
+            chain.product(second, rows.at_step(inner), last.place, candidates, memory)
             chain.add(candidates_loop, [*given, rows.at_step(y)], [size], many)
             chain.run(begin, end)
 
@@ -106,7 +119,7 @@ def _forward_nanoseconds(y: Any) -> float:
 
 
 def _forward_by_arrays(
-    xp: Any, y: Any, kept: Any, inner: Any, z: Any, r: Any, bias: Any, h: Any, gates: str,
+    xp: Any, y: Any, activated: Any, inner: Any, z: Any, r: Any, bias: Any, h: Any, gates: str,
     linear_before_reset: bool, reverse: bool,
 ) -> None:  # fmt: skip
     place = _gate_slices(gates, h.shape[1])
@@ -123,7 +136,7 @@ def _forward_by_arrays(
             total = xp.matmul(inner[t], r[new].T) + bias[new]
         fresh = xp.tanh(z[t][:, new] + total)
         for gate, value in zip("zrn", (keep, reset, fresh), strict=True):
-            kept[t][:, place[gate]] = value
+            activated[t][:, place[gate]] = value
         h = fresh + keep * (h - fresh)
         y[t] = h
 
@@ -179,7 +192,7 @@ def _backward_natively(
     def part(start: int, stop: int) -> None:
         many, rows = stop - start, BatchRows.in_order(steps, not reverse, start)
         product = weights.product(many)
-        memory = empty_aligned(product.scratch)
+        memory = product_scratch(product)
         sums, carried = np.empty((many, 3 * size), dz.dtype), np.zeros((many, size), dz.dtype)
         products, from_products = (StepOperand(address(x)) for x in (sums, carried))
         for past, begin, end in (
@@ -190,7 +203,7 @@ def _backward_natively(
             given = [rows.at_step(gy), from_products, *map(rows.at_step, (kept, inner)), past]
             results = [*map(rows.at_step, (dz, dn)), products, rows.at_all_steps(dh)]
             chain.add(loop, [*given, *results], [size], many)
-            chain.product(product, products, weights.place, from_products, address(memory))
+            chain.product(product, products, weights.place, from_products, memory)
             chain.run(begin, end)
         dh[start:stop] += carried
 
@@ -202,7 +215,8 @@ def _backward_in_halves(
     gates: str, reverse: bool,
 ) -> None:  # fmt: skip
     steps, batch, size = gy.shape
-    both, last = PackedWeights(r[: 2 * size]), PackedWeights(r[2 * size :])
+    both = PackedWeights(r[: 2 * size])
+    last = PackedWeights(r[2 * size :], name="candidates' weights")
     element = element_of(dz.dtype)
     loop = native_function(gru_loops.backward, element, gates, False)
     reset_loop = native_function(gru_loops.backward_reset, element, gates)
@@ -210,7 +224,7 @@ def _backward_in_halves(
     def part(start: int, stop: int) -> None:
         many, rows = stop - start, BatchRows.in_order(steps, not reverse, start)
         first, second = last.product(many), both.product(many, row=3 * size)
-        memory = empty_aligned(max(first.scratch, second.scratch))
+        memory = product_scratch(first, second)
         reset, carried = (np.zeros((many, size), dz.dtype) for _ in range(2))
         from_reset, from_products = (StepOperand(address(x)) for x in (reset, carried))
         own = rows.at_all_steps(dh)
@@ -222,10 +236,10 @@ def _backward_in_halves(
             given = [rows.at_step(gy), from_products, *map(rows.at_step, (kept, inner)), past]
             results = [*map(rows.at_step, (dz, dn)), from_reset, own]
             chain.add(loop, [*given, *results], [size], many)
-            chain.product(first, rows.at_step(dn), last.place, from_reset, address(memory))
+            chain.product(first, rows.at_step(dn), last.place, from_reset, memory)
             ends = [from_reset, rows.at_step(kept), past, rows.at_step(dz), own]
             chain.add(reset_loop, ends, [size], many)
-            chain.product(second, rows.at_step(dz), both.place, from_products, address(memory))
+            chain.product(second, rows.at_step(dz), both.place, from_products, memory)
             chain.run(begin, end)
         dh[start:stop] += carried
 

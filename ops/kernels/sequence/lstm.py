@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from graphflow.ops.kernels.codegen.control_flow import element_of
 from graphflow.ops.kernels.fusion.parallel_call import native_function
-from graphflow.ops.kernels.jit.array_address import address, empty_aligned
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts
+from graphflow.ops.kernels.jit.kernel_recording import operand_place
 from graphflow.ops.kernels.sequence import lstm_loops
 from graphflow.ops.kernels.sequence.step_chain import (
     BatchRows,
     CallChain,
     PackedWeights,
     StepOperand,
+    copy_whole,
     is_native,
+    product_scratch,
     split_batch,
+    step_scratch,
     write_weight_gradient,
 )
 
@@ -30,49 +32,53 @@ from graphflow.ops.kernels.sequence.step_chain import (
 
 def forward(
     xp: Any, out: Sequence[Any], z: Any, r: Any, bias: Any, h: Any, c: Any, gates: str,
-    reverse: bool,
+    reverse: bool, kept: KeptLayouts | None = None,
 ) -> None:  # fmt: skip
-    """Fill y (T, B, H), the last h and c (B, H), all c (T, B, H), and the gates (T, B, 4·H)."""
-    y, h_last, c_last, cs, kept = out
+    """Fill y (T, B, H), the last h and c (B, H), all c (T, B, H), and the gates (T, B, 4·H).
+
+    Args:
+        kept: where the packed weights stay for later calls.
+    """
+    y, h_last, c_last, cs, activated = out
     if not len(z):
-        xp.copyto(h_last, h)
-        xp.copyto(c_last, c)
+        copy_whole(xp, h_last, h)
+        copy_whole(xp, c_last, c)
         return
     if is_native(xp, z.dtype) and h.size:
-        _forward_natively(y, cs, kept, z, r, bias, h, c, gates, reverse)
+        _forward_natively(y, cs, activated, z, r, bias, h, c, gates, reverse, kept)
     else:
-        _forward_by_arrays(xp, y, cs, kept, z, r, bias, h, c, gates, reverse)
+        _forward_by_arrays(xp, y, cs, activated, z, r, bias, h, c, gates, reverse)
     end = 0 if reverse else len(z) - 1
-    xp.copyto(h_last, y[end])
-    xp.copyto(c_last, cs[end])
+    copy_whole(xp, h_last, y[end : end + 1].reshape(h.shape))
+    copy_whole(xp, c_last, cs[end : end + 1].reshape(c.shape))
 
 
 def _forward_natively(
-    y: Any, cs: Any, kept: Any, z: Any, r: Any, bias: Any, h: Any, c: Any, gates: str, reverse: bool
-) -> None:
+    y: Any, cs: Any, activated: Any, z: Any, r: Any, bias: Any, h: Any, c: Any, gates: str,
+    reverse: bool, kept: KeptLayouts | None,
+) -> None:  # fmt: skip
     steps, batch, size = y.shape
     dtype = z.dtype
-    weights = PackedWeights(r.T)
+    weights = PackedWeights(r, True, kept)
     loop = native_function(lstm_loops.forward, element_of(dtype), gates)
 
     def part(start: int, stop: int) -> None:
         many, rows = stop - start, BatchRows.in_order(steps, reverse, start)
         product = weights.product(many)
-        sums, memory = np.empty((many, 4 * size), dtype), empty_aligned(product.scratch)
+        here, memory = step_scratch("gates", (many, 4 * size), dtype), product_scratch(product)
 
         for past_h, past_c, begin, end in (
             (rows.at_all_steps(h), rows.at_all_steps(c), 0, 1),
             (rows.at_step(y, -1), rows.at_step(cs, -1), 1, steps),
         ):
             chain = CallChain()
-            here = StepOperand(address(sums))
-            chain.product(product, past_h, weights.place, here, address(memory))
+            chain.product(product, past_h, weights.place, here, memory)
             places = [
                 rows.at_step(z),
                 here,
-                StepOperand(address(bias)),
+                StepOperand(operand_place(bias)),
                 past_c,
-                rows.at_step(kept),
+                rows.at_step(activated),
                 rows.at_step(cs),
                 rows.at_step(y),
             ]
@@ -83,7 +89,7 @@ def _forward_natively(
 
 
 def _forward_by_arrays(
-    xp: Any, y: Any, cs: Any, kept: Any, z: Any, r: Any, bias: Any, h: Any, c: Any, gates: str,
+    xp: Any, y: Any, cs: Any, activated: Any, z: Any, r: Any, bias: Any, h: Any, c: Any, gates: str,
     reverse: bool,
 ) -> None:  # fmt: skip
     size = h.shape[1]
@@ -95,7 +101,7 @@ def _forward_by_arrays(
         c = f * c + i * g
         h = o * xp.tanh(c)
         for gate, value in zip("ifgo", (i, f, g, o), strict=True):
-            kept[t][:, place[gate]] = value
+            activated[t][:, place[gate]] = value
         cs[t], y[t] = c, h
 
 
@@ -108,8 +114,8 @@ def backward(
 ) -> None:  # fmt: skip
     """Fill the cotangents of z (T, B, 4·H), of r, and of the first h and c."""
     dz, dr, dh, dc = out
-    xp.copyto(dh, gh)
-    xp.copyto(dc, gc)
+    copy_whole(xp, dh, gh)
+    copy_whole(xp, dc, gc)
     if not dz.size:
         dr[...] = 0
         return
@@ -132,7 +138,7 @@ def _backward_natively(
     def part(start: int, stop: int) -> None:
         many, rows = stop - start, BatchRows.in_order(steps, not reverse, start)
         product = weights.product(many)
-        memory = empty_aligned(product.scratch)
+        memory = product_scratch(product)
 
         for past_c, begin, end in (
             (rows.at_step(cs, 1), 0, steps - 1),
@@ -154,7 +160,7 @@ def _backward_natively(
                 rows.at_step(dz),
                 weights.place,
                 rows.at_all_steps(dh),
-                address(memory),
+                memory,
             )
             chain.run(begin, end)
 

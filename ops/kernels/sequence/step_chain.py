@@ -12,12 +12,24 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphflow.ops.kernels.codegen.control_flow import element_of
+from graphflow.ops.kernels.codegen.memory_loops import call_native
+from graphflow.ops.kernels.fusion.parallel_call import native_function
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, gemm, is_supported, plan_product
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.call_table_driver import driver, loop_frame
+from graphflow.ops.kernels.jit.call_recorder import current_recorder
+from graphflow.ops.kernels.jit.call_table_driver import copy_source, driver, loop_frame
 from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
-from graphflow.ops.kernels.jit.thread_pool import run_ranges
+from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts, lay_out
+from graphflow.ops.kernels.jit.kernel_recording import (
+    NotRecordable,
+    as_contiguous,
+    operand_place,
+)
+from graphflow.ops.kernels.jit.scratch_memory import scratch
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts, run_ranges
+from graphflow.ops.kernels.moves.strided_copies import strided_text
 
 _THREADING_NANOSECONDS = 200_000
 """Nanoseconds of work from which threads share the rows of a batch."""
@@ -25,6 +37,8 @@ _ROWS_PER_THREAD = 8
 """Rows of a batch for a thread, at least."""
 _PANEL_COLUMNS, _NARROW_PANEL_COLUMNS = (64, 32, 16), (16,)
 """Columns of a panel of weights, with registers of 64 bytes and of 32; as wide as tiles are."""
+_MOST_RECORDED_STEPS = 256
+"""Steps beyond which a recording would take more memory than Python around them takes time."""
 
 
 def is_native(xp: Any, dtype: Any) -> bool:
@@ -64,8 +78,15 @@ class CallChain:
         self.add(product.function, [x, y, out, StepOperand(memory)], product.sizes, product.units)
 
     def run(self, first: int, last: int) -> None:
-        """Run steps `first` to `last` in order."""
+        """Run steps `first` to `last` in order, or add them to the current recorder.
+
+        Raises:
+            NotRecordable: there are too many steps to record.
+        """
         if first >= last:
+            return
+        if current_recorder() is not None:
+            self._record(first, last)
             return
         pointers = np.zeros(max(1, sum(len(places) for _, places, _, _ in self._calls)), np.int64)
         sizes = np.array([s for call in self._calls for s in (*call[2], 0)], np.int64)
@@ -84,6 +105,14 @@ class CallChain:
         count = len(self._calls)
         steps = loop_frame(address(entries), 0, count, address(table), len(moves) // 3, 0)
         driver().loop.releasing_gil(ctypes.c_void_p(address(steps)), None, first, last)
+
+    def _record(self, first: int, last: int) -> None:
+        if last - first > _MOST_RECORDED_STEPS:
+            raise NotRecordable
+        for step in range(first, last):
+            for function, places, sizes, rows in self._calls:
+                pointers = [place.start + step * place.stride for place in places]
+                call_native(function, pointers, sizes, 0, rows)
 
 
 class BatchRows(NamedTuple):
@@ -107,11 +136,30 @@ class BatchRows(NamedTuple):
         """Return the rows of an array (T, B, …), `ahead` steps from the current one."""
         step, row = array.strides[:2]
         place = (self.first + ahead * self.way) * step + self.start * row
-        return StepOperand(address(array) + place, self.way * step)
+        return StepOperand(operand_place(array) + place, self.way * step)
 
     def at_all_steps(self, array: Any) -> StepOperand:
         """Return the rows of an array (B, …), which are the same in all steps."""
-        return StepOperand(address(array) + self.start * array.strides[0])
+        return StepOperand(operand_place(array) + self.start * array.strides[0])
+
+
+def step_scratch(name: str, shape: tuple[int, ...], dtype: Any) -> StepOperand:
+    """Return scratch memory of this thread, the same in all steps."""
+    return StepOperand(operand_place(scratch(np, name, shape, dtype)))
+
+
+def product_scratch(*products: MatrixProduct) -> int:
+    """Return the address of this thread's scratch memory for products that run in turn."""
+    return step_scratch("product", (max(each.scratch for each in products),), np.uint8).start
+
+
+def copy_whole(xp: Any, target: Any, source: Any) -> None:
+    """Copy a contiguous array, or add the copy to the current recorder."""
+    if current_recorder() is None:
+        xp.copyto(target, source)
+        return
+    places = operand_place(source), operand_place(target)
+    call_native(native_function(copy_source), places, (), 0, target.nbytes)
 
 
 def split_batch(batch: int, work: float, part: Callable[[int, int], None]) -> None:
@@ -123,19 +171,38 @@ class PackedWeights:
     """A matrix (k, n) that many products share, packed in panels of columns.
 
     The rows of a panel follow each other, so each product reads memory in order.
+
+    Args:
+        matrix: (k, n), or (n, k) if `transposed`.
+        kept: where the panels stay for later calls.
+        name: identifies the panels among those of one kernel.
     """
 
-    def __init__(self, matrix: Any) -> None:
-        k, n = matrix.shape
+    def __init__(
+        self,
+        matrix: Any,
+        transposed: bool = False,
+        kept: KeptLayouts | None = None,
+        name: str = "recurrent weights",
+    ) -> None:
+        self._matrix, self._transposed = as_contiguous(matrix), transposed
+        k, n = reversed(matrix.shape) if transposed else matrix.shape
         self.shape, self.dtype = (k, n), matrix.dtype
         some = _PANEL_COLUMNS if vector_width() == 16 else _NARROW_PANEL_COLUMNS
         self.panel = next((p for p in some if n % p == 0), n)
-        panels = matrix.reshape(k, n // self.panel, self.panel).transpose(1, 0, 2)
-        self.array = np.ascontiguousarray(panels)
+        self._memory = lay_out(kept, name, (k, n, transposed), matrix.nbytes, self._write)
+
+    def _write(self, memory: Any) -> None:
+        (k, n), panel = self.shape, self.panel
+        strides = (panel * k, 1, k) if self._transposed else (panel, n, 1)
+        sizes = (0, n // panel, k, panel, *strides)
+        copy = native_function(strided_text, element_of(self.dtype), 3, not self._transposed)
+        places = operand_place(self._matrix), operand_place(memory)
+        run_native_parts(lambda i: call_native(copy, places, sizes, i, i + 1), n // panel)
 
     @property
     def place(self) -> StepOperand:
-        return StepOperand(address(self.array))
+        return StepOperand(operand_place(self._memory))
 
     def product(self, m: int, row: int = 0, out_row: int = 0) -> MatrixProduct:
         """Plan the product of (m, k) rows by this matrix.
@@ -162,10 +229,12 @@ def write_weight_gradient(xp: Any, dr: Any, dz: Any, h: Any, y: Any, reverse: bo
         dz: cotangents (T, B, n) of products with r; some columns of an array, or all.
         h, y: the first state (B, H), and those after each step (T, B, H).
     """
-    many = dz.shape[2]
+    steps, rows, many = dz.shape
+    size = h.shape[1]
+    end = steps - 1 if reverse else 0
+    first = dz[end : end + 1].reshape(rows, many)
     later, past = (dz[:-1], y[1:]) if reverse else (dz[1:], y[:-1])
-    later, past = later.reshape(-1, many), past.reshape(-1, h.shape[1])
-    first = dz[-1] if reverse else dz[0]
+    later, past = later.reshape(-1, many), past.reshape(-1, size)
     if is_native(xp, dz.dtype):
         gemm(dr, first, h, transpose_a=True)
         if len(later):

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, register, sample
+from graphflow.ir.op import FUNCTIONS, Cost, Op, Tensor, WeightLayout, register, sample
 from graphflow.ir.spec import TensorSpec, spec
 from graphflow.ops.base.shape_rules import is_zeros
 from graphflow.ops.kernels.sequence import gru as kernels
@@ -21,6 +21,7 @@ from graphflow.ops.matrices.matmul import matmul
 from graphflow.ops.networks.recurrence.sequence_ops import (
     alias_inputs,
     batch_rule,
+    packed_bytes,
     require_bias,
     require_operands,
     require_states,
@@ -174,6 +175,8 @@ gru_op: Op = register(
         infer=_infer,
         kernel=_kernel,
         into=kernels.forward,
+        records=True,
+        layout=WeightLayout(1, packed_bytes),
         vjp=_vjp,
         batch=batch_rule,
         sharding=sharding.equation_rule(".b.,..,.,b.->.b.,b.,.b.,.b."),

@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from graphflow.errors import DTypeError, ShapeError
 from graphflow.ir.op import FUNCTIONS, Op, Tensor
 from graphflow.ir.spec import TensorSpec, equate, show_shape
 from graphflow.ops.base import batching_rules as batching
 from graphflow.ops.base.shape_rules import require_kind
+from graphflow.ops.kernels.sequence.step_chain import is_native
 from graphflow.ops.tensors.shape import reshape_op
 from graphflow.ops.tensors.slicing import concat
 from graphflow.ops.tensors.slicing import window as part_of
@@ -68,6 +71,11 @@ def require_states(kept: TensorSpec, r: TensorSpec, *states: TensorSpec) -> None
             raise ShapeError(text)
         for size, wanted in zip(each.shape, (*kept.shape[:2], r.shape[1]), strict=True):
             equate(size, wanted, text)
+
+
+def packed_bytes(z: TensorSpec, r: TensorSpec, *rest: TensorSpec, **attrs: Any) -> int:
+    """Return the bytes of r as the kernel on a CPU packs it; 0 if it does not."""
+    return int(r.nbytes) if is_native(np, z.dtype) else 0
 
 
 def alias_inputs(*inputs: Tensor) -> list[Tensor]:

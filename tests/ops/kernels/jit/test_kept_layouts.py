@@ -10,6 +10,20 @@ import pytest
 import graphflow as gf
 from graphflow.ops.kernels.conv.implicit import channel_rows
 from graphflow.ops.kernels.jit.kept_layouts import DeviceLayouts, KeptLayouts
+from graphflow.ops.networks.recurrence.gru_op import gru_op
+from graphflow.ops.networks.recurrence.lstm_op import lstm_op
+from graphflow.ops.tensors.creation import zeros
+
+
+def _run_lstm(z: Any, r: Any, **options: Any) -> Any:
+    return lstm_op(z, r, zeros((256,)), zeros((32, 64)), zeros((32, 64)), gates="ifgo", **options)[
+        0
+    ]
+
+
+def _run_gru(z: Any, r: Any, **options: Any) -> Any:
+    return gru_op(z, r, zeros((192,)), zeros((32, 64)), gates="rzn", reverse=False, **options)[0]
+
 
 CASES = {
     "strided": (gf.nn.conv2d, (2, 64, 12, 12), (32, 64, 3, 3), {"stride": 2}),
@@ -21,6 +35,11 @@ CASES = {
         {"dilation": (12, 1), "padding": (12, 1)},
     ),
     "transposed": (gf.nn.conv_transpose2d, (1, 64, 9, 9), (64, 32, 3, 3), {"stride": 2}),
+    "lstm": (_run_lstm, (20, 32, 256), (256, 64), {"reverse": False}),
+    "reversed lstm": (_run_lstm, (20, 32, 256), (256, 64), {"reverse": True}),
+    "long lstm": (_run_lstm, (300, 32, 256), (256, 64), {"reverse": False}),
+    "gru": (_run_gru, (20, 32, 192), (192, 64), {"linear_before_reset": False}),
+    "gru with one product": (_run_gru, (20, 32, 192), (192, 64), {"linear_before_reset": True}),
 }
 
 

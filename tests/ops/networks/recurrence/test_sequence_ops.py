@@ -70,6 +70,28 @@ def test_a_sequence_has_the_same_bits_for_any_number_of_threads(form: Form) -> N
 
 
 @each_form
+@pytest.mark.parametrize("steps", [1, 7, 300])
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_session_computes_the_same_bits_as_the_kernel(
+    form: Form, steps: int, threads: int
+) -> None:
+    inputs = form.draw(steps, 33, 32)
+    want = form.run(inputs)
+    attrs = {"gates": form.gates, "reverse": False, **form.more}
+    arrays = [*inputs, np.cos(want[0])]
+    fed = [gf.placeholder("float32", x.shape) for x in arrays]
+    r, states, gy = fed[1], fed[3:-1], fed[-1]
+    y, *rest = REGISTRY[form.name](*fed[:-1], **attrs)
+    given = [gy, *states, r, *states, y, *rest[form.states :]]
+    tensors = [y, *rest, *REGISTRY[f"{form.name}_grad"](*given, **attrs)]
+    with gf.Session(gf.Cluster.here(threads=threads)) as s:
+        for _ in range(2):
+            found = s.run(tensors, dict(zip(fed, arrays, strict=True)))
+            for have, wanted in zip(found, want, strict=True):
+                np.testing.assert_array_equal(have, wanted)
+
+
+@each_form
 @pytest.mark.parametrize("steps, batch", [(0, 2), (3, 0)])
 def test_a_sequence_of_no_steps_or_no_rows_keeps_its_state(
     form: Form, steps: int, batch: int
