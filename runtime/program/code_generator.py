@@ -396,13 +396,19 @@ class CpuCode:
 
     @property
     def is_native(self) -> bool:
-        """Whether it consists of native calls, sends and receives only."""
+        """Whether it consists of native calls, sends and receives only.
+
+        A line that lays out weights enters the context of other kernels itself.
+        """
         lines = (*self._source.lines[len(self._feeds) :], *self.commit.lines)
-        return self.backend.xp is np and all(
-            isinstance(line, NativeSegment)
-            or (isinstance(line, tuple) and line[0].op.name in _EDGES)
-            for line in lines
-        )
+        refreshed = self._kernels.refreshed_nodes
+
+        def is_native(line: Any) -> bool:
+            if isinstance(line, NativeSegment):
+                return True
+            return isinstance(line, tuple) and (line[0].op.name in _EDGES or line[0] in refreshed)
+
+        return self.backend.xp is np and all(map(is_native, lines))
 
     @property
     def owned_results(self) -> list[bool]:

@@ -69,6 +69,7 @@ class KernelEmitter:
 
     Attributes:
         plain_kernel_nodes: nodes that are computed by their op's own kernel.
+        refreshed_nodes: nodes whose only line in Python lays out weights, if these have changed.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class KernelEmitter:
     ) -> None:
         self._layouts = layouts
         self.plain_kernel_nodes: list[Node] = []
+        self.refreshed_nodes: set[Node] = set()
         self._layout = layout
         self._bindings = bindings
         self._backend = backend
@@ -272,7 +274,8 @@ class KernelEmitter:
             return False
         if kept is not None and reserved is not None:
             run = partial(kernel.into, np, kept=kept, **kernel.attrs)
-            self._scope[f"l{number}"] = LayoutRefresh(kept, reserved.keys, run)
+            self._scope[f"l{number}"] = LayoutRefresh(kept, reserved.keys, run, backend.active)
+            self.refreshed_nodes.add(node)
             out = _text_of_outputs([self._operands.name(t) for t in node.outputs])
             names = [self._operands.name(t) for t in node.inputs]
             self._compute.add_line(node, f"l{number}({', '.join([out, *names])})")

@@ -7,6 +7,7 @@ the weights, its first step keeps their layout here. Later steps read it, until 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Set
+from contextlib import AbstractContextManager
 from typing import Any
 from weakref import WeakValueDictionary
 
@@ -73,14 +74,22 @@ class LayoutRefresh:
 
     Args:
         run: the kernel (out, *arrays), which writes the layouts as well.
+        active: gives a context in which the kernel may run.
     """
 
-    def __init__(self, kept: KeptLayouts, keys: Set[Hashable], run: Callable[..., None]) -> None:
-        self._kept, self._keys, self._run = kept, keys, run
+    def __init__(
+        self,
+        kept: KeptLayouts,
+        keys: Set[Hashable],
+        run: Callable[..., None],
+        active: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._kept, self._keys, self._run, self._active = kept, keys, run, active
 
     def __call__(self, *arrays: Any) -> None:
         if not self._kept.are_valid(self._keys):
-            self._run(*arrays)
+            with self._active(), np.errstate(all="ignore"):
+                self._run(*arrays)
 
 
 class DeviceLayouts:

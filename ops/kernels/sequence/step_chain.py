@@ -37,7 +37,7 @@ _ROWS_PER_THREAD = 8
 """Rows of a batch for a thread, at least."""
 _PANEL_COLUMNS, _NARROW_PANEL_COLUMNS = (64, 32, 16), (16,)
 """Columns of a panel of weights, with registers of 64 bytes and of 32; as wide as tiles are."""
-_MOST_RECORDED_STEPS = 256
+_MOST_RECORDED_STEPS = 1024
 """Steps beyond which a recording would take more memory than Python around them takes time."""
 
 

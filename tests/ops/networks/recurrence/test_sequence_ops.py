@@ -70,7 +70,7 @@ def test_a_sequence_has_the_same_bits_for_any_number_of_threads(form: Form) -> N
 
 
 @each_form
-@pytest.mark.parametrize("steps", [1, 7, 300])
+@pytest.mark.parametrize("steps", [1, 7, 1030])
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_session_computes_the_same_bits_as_the_kernel(
     form: Form, steps: int, threads: int
