@@ -24,7 +24,7 @@ from graphflow.ops.kernels.conv import (
     winograd_weight_gradient,
 )
 from graphflow.ops.kernels.conv.conv_shape import ConvShape, Target
-from graphflow.ops.kernels.conv.direct import direct, phases
+from graphflow.ops.kernels.conv.direct import direct, masked_input_gradient, phases
 from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
 from graphflow.ops.kernels.conv.durations import (
     direct_nanoseconds,
@@ -148,6 +148,8 @@ def _are_patches(s: ConvShape) -> bool:
 
 
 def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
+    if masked_input_gradient.input_gradient(x, g, w, s.windows, s.groups):
+        return
     windows = s.transposed._replace(stride=(1,) * len(s.space))
     direct.convolve(x, g, flip_weights(w, s.groups), windows, s.groups, s.windows.stride)
 

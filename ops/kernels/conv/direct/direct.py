@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv.direct import masked_direct
+from graphflow.ops.kernels.conv.direct import masked_direct, masked_weight_gradient
 from graphflow.ops.kernels.conv.direct.direct_text import (
     copy_rows,
     correlation,
@@ -302,6 +302,12 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
     """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
     x, g = _as_2d_planes(x), _as_2d_planes(g)
     windows = _as_2d_windows(windows)
+    if groups == x.shape[1] > 1:
+        planned = masked_weight_gradient.plan(len(x), g.shape[1], windows)
+        if planned is not None:
+            x, g = as_contiguous(x), as_contiguous(g)
+            masked_weight_gradient.weight_gradient(out, x, g, windows, planned)
+            return
     if windows.out[1] < _SHORT_COLUMNS and windows.stride[1] == 1 and len(x) >= _JOINED_IMAGES:
         x, g, windows = _join_images(x, g, windows)
     x, g = as_contiguous(x), as_contiguous(g)

@@ -8,6 +8,7 @@ Vectors of 16 lanes, whose masks cost nothing; float32, on CPUs.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
@@ -41,6 +42,7 @@ class DirectForm(NamedTuple):
 
     Attributes:
         outputs, rows, vectors: of a tile of results that is computed in registers.
+        halves: vectors of x that hold what the results of one vector see from a tap.
     """
 
     kernel: Ints
@@ -49,6 +51,7 @@ class DirectForm(NamedTuple):
     outputs: int
     rows: int
     vectors: int
+    halves: int
 
 
 class DirectPlan(NamedTuple):
@@ -94,7 +97,8 @@ def plan(
         return None
     # As few rows as possible are computed twice.
     rows = min(range(max(1, most // 2), most + 1), key=lambda n: (-(-height // n) * n, -n))
-    form = DirectForm(windows.kernel, windows.stride, windows.dilation, size, rows, vectors)
+    halves = spanned_vectors(windows)
+    form = DirectForm(windows.kernel, windows.stride, windows.dilation, size, rows, vectors, halves)
     plane, plane_out = math.prod(space) * 4, math.prod(windows.out) * 4
     units = outputs // size
     sizes = (
@@ -174,9 +178,10 @@ class _DirectWriter:
         masks = {}
         for v in range(form.vectors):
             for kx in range(form.kernel[1]):
-                for half in range(form.stride[1]):
+                for half in range(form.halves):
                     moved = (v * form.stride[1] + half) * nest.width + kx * form.dilation[1]
-                    masks[v, kx, half] = self._inside(nest.add(first, moved))
+                    column = nest.add(first, moved)
+                    masks[v, kx, half] = columns_inside(nest, column, self.width)
         writes = [
             nest.first_lanes(nest.sub(self.wide, nest.add(at, v * nest.width)))
             for v in range(form.vectors)
@@ -190,16 +195,6 @@ class _DirectWriter:
             self._tile(str(nest.minimum(y, last)), first, here, w, goal, masks, writes)
 
         nest.loop(0, self.high, rows, step=form.rows)
-
-    def _inside(self, column: Value) -> str:
-        """Write the mask of the columns, from one on, that lie in a row of x."""
-        nest = self.nest
-        lanes = ", ".join(f"i32 {i}" for i in range(nest.width))
-        kind = f"<{nest.width} x i32>"
-        start = nest.splat(nest.write(f"trunc i64 {column} to i32"), "i32")
-        width = nest.splat(nest.write(f"trunc i64 {self.width} to i32"), "i32")
-        columns = nest.write(f"add {kind} {start}, <{lanes}>")
-        return nest.write(f"icmp ult {kind} {columns}, {width}")
 
     def _tile(
         self, y: str, first: Value, here: str, w: str, goal: str, masks: Any, writes: list[str]
@@ -259,10 +254,38 @@ class _DirectWriter:
         """Write the elements of a row of x that a tap sees from a vector of results."""
         nest, step = self.nest, self.form.stride[1]
         start = 4 * kx * self.form.dilation[1] + v * step * nest.nbytes
-        parts = [
-            nest.load(nest.gep(row, start + half * nest.nbytes), masks[v, kx, half])
-            for half in range(step)
-        ]
-        return (
-            parts[0] if step == 1 else nest.shuffle(parts[0], parts[1], range(0, 2 * nest.width, 2))
+        return load_spaced(
+            nest, row, start, step, [masks[v, kx, half] for half in range(self.form.halves)]
         )
+
+
+def spanned_vectors(windows: Windows) -> int:
+    """Return how many vectors of x hold what the results of one vector see from a tap."""
+    return -(-(min(windows.out[1], 16) * windows.stride[1]) // 16)
+
+
+def columns_inside(nest: LoopNestWriter, column: Value, end: Value) -> str:
+    """Write the mask of a vector's columns, from one on, that are not negative and before an
+    end."""
+    lanes = ", ".join(f"i32 {i}" for i in range(nest.width))
+    kind = f"<{nest.width} x i32>"
+    start = nest.splat(nest.write(f"trunc i64 {column} to i32"), "i32")
+    stop = nest.splat(nest.write(f"trunc i64 {end} to i32"), "i32")
+    columns = nest.write(f"add {kind} {start}, <{lanes}>")
+    return nest.write(f"icmp ult {kind} {columns}, {stop}")
+
+
+def load_spaced(nest: LoopNestWriter, row: str, start: int, step: int, masks: Sequence[str]) -> str:
+    """Write a vector of every first or second element, from byte `start` of a row on.
+
+    Args:
+        masks: of each vector that is loaded; one of two may suffice for few elements.
+    """
+    parts = [
+        nest.load(nest.gep(row, start + half * nest.nbytes), mask)
+        for half, mask in enumerate(masks)
+    ]
+    if step == 1:
+        return parts[0]
+    last = parts[1] if len(parts) > 1 else nest.floats.const(0.0)
+    return nest.shuffle(parts[0], last, range(0, 2 * nest.width, 2))

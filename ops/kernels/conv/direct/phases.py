@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphflow.ops.kernels.codegen.memory_loops import call_native
-from graphflow.ops.kernels.conv.direct import direct
+from graphflow.ops.kernels.conv.direct import direct, masked_input_gradient
 from graphflow.ops.kernels.conv.direct.direct_text import copy_rows
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
@@ -63,6 +63,8 @@ def input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int) -> N
     With groups, c counts the input's channels in the group of o.
     """
     g, w = as_contiguous(g), as_contiguous(w)
+    if masked_input_gradient.input_gradient(out, g, w, windows, groups):
+        return
     kernel, stride, before, dilation, _ = windows
     axes = zip(out.shape[2:], kernel, stride, before, dilation, strict=True)
     for phases in product(*(axis_phases(*axis) for axis in axes)):
