@@ -148,7 +148,7 @@ def _are_patches(s: ConvShape) -> bool:
 
 
 def _direct_back_to_input(s: ConvShape, x: Any, g: Any, w: Any) -> None:
-    if masked_input_gradient.input_gradient(x, g, w, s.windows, s.groups):
+    if masked_input_gradient.write_input_gradient(x, g, w, s.windows, s.groups):
         return
     windows = s.transposed._replace(stride=(1,) * len(s.space))
     direct.convolve(x, g, flip_weights(w, s.groups), windows, s.groups, s.windows.stride)

@@ -55,7 +55,7 @@ def _plan(space: Ints, windows: Windows) -> InputForm | None:
     return InputForm(kernel, stride[0], odd, 1 if space[1] <= 16 else 2)
 
 
-def input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int) -> bool:
+def write_input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int) -> bool:
     """Write out[n, c, p·stride - before + k] += w[o, c, k] · g[n, o, p], from zeros.
 
     Sums have the order and the bits of those by phases. With groups, c counts the input's channels

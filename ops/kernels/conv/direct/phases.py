@@ -63,7 +63,7 @@ def input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int) -> N
     With groups, c counts the input's channels in the group of o.
     """
     g, w = as_contiguous(g), as_contiguous(w)
-    if masked_input_gradient.input_gradient(out, g, w, windows, groups):
+    if masked_input_gradient.write_input_gradient(out, g, w, windows, groups):
         return
     kernel, stride, before, dilation, _ = windows
     axes = zip(out.shape[2:], kernel, stride, before, dilation, strict=True)

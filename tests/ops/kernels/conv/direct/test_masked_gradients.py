@@ -53,7 +53,7 @@ class Drawn:
             "dilation": dilation, "groups": self.groups,
         }  # fmt: skip
 
-    def wanted(self) -> list[Any]:
+    def compute_in_float64(self) -> list[Any]:
         return three(*(a.astype("float64") for a in (self.x, self.w, self.g)), self.attrs)
 
     def weight_gradient(self) -> Any:
@@ -65,13 +65,15 @@ class Drawn:
 
     def input_gradient(self) -> Any:
         have = np.full_like(self.x, np.nan)
-        assert masked_input_gradient.input_gradient(have, self.g, self.w, self.windows, self.groups)
+        assert masked_input_gradient.write_input_gradient(
+            have, self.g, self.w, self.windows, self.groups
+        )
         return have
 
     def input_gradient_by_phases(self) -> Any:
         have = np.full_like(self.x, np.nan)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(masked_input_gradient, "input_gradient", lambda *_: False)
+            patch.setattr(masked_input_gradient, "write_input_gradient", lambda *_: False)
             phases.input_gradient(have, self.g, self.w, self.windows, self.groups)
         return have
 
@@ -91,7 +93,7 @@ def _check_close(have: Any, want: Any) -> None:
 @settings(max_examples=80, deadline=None)
 def test_gradients_in_the_weight_are_plain_sums(**drawn: Any) -> None:
     case = Drawn(**drawn)
-    _check_close(case.weight_gradient(), case.wanted()[2])
+    _check_close(case.weight_gradient(), case.compute_in_float64()[2])
 
 
 @given(
@@ -106,7 +108,7 @@ def test_gradients_in_the_weight_are_plain_sums(**drawn: Any) -> None:
 def test_gradients_in_the_input_are_plain_sums(**drawn: Any) -> None:
     case = Drawn(**drawn)
     have = case.input_gradient()
-    _check_close(have, case.wanted()[1])
+    _check_close(have, case.compute_in_float64()[1])
     if phases.has_phases(case.windows):
         np.testing.assert_array_equal(have, case.input_gradient_by_phases())
 
