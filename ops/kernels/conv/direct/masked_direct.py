@@ -8,20 +8,25 @@ Vectors of 16 lanes, whose masks cost nothing; float32, on CPUs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, call_native
+from graphflow.ops.kernels.conv.direct.masked_rows import (
+    columns_inside,
+    load_spaced,
+    row_or_zeros,
+    spanned_vectors,
+    write_units,
+    zero_row,
+    zero_row_bytes,
+)
 from graphflow.ops.kernels.jit.compiler import (
     KernelTask,
     compiler,
     vector_width,
 )
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
-from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
@@ -62,13 +67,15 @@ class DirectPlan(NamedTuple):
     sizes: Ints
     units: int
     steps: int
-    zeros: int
 
     @property
     def task(self) -> KernelTask:
         """The convolution as an entry of a table of native calls."""
         nanoseconds = self.steps / 40
-        return KernelTask(*_source(self.form), self.sizes, self.units, nanoseconds, self.zeros)
+        width = self.sizes[1]
+        return KernelTask(
+            *_source(self.form), self.sizes, self.units, nanoseconds, zero_row_bytes(width)
+        )
 
 
 @lru_cache(maxsize=1024)
@@ -105,7 +112,7 @@ def plan(
         *space, *windows.before, *windows.out, seen, units, each // size,
         inputs * plane, seen * plane if groups > 1 else 0, plane, seen * taps * 4, plane_out,
     )  # fmt: skip
-    return DirectPlan(form, sizes, images * units, steps, (space[1] + 64) * 4)
+    return DirectPlan(form, sizes, images * units, steps)
 
 
 def convolve(out: Any, x: Any, w: Any, planned: DirectPlan) -> None:
@@ -116,8 +123,7 @@ def convolve(out: Any, x: Any, w: Any, planned: DirectPlan) -> None:
 
     def part(i: int) -> None:
         start, stop = (planned.units * n // parts for n in (i, i + 1))
-        zeros = scratch(np, "zeros", (planned.zeros,), np.uint8)
-        pointers = [*map(operand_place, (x, w, out, zeros))]
+        pointers = [*map(operand_place, (x, w, out)), zero_row(x.shape[3])]
         call_native(function, pointers, planned.sizes, start, stop)
 
     run_native_parts(part, parts)
@@ -149,14 +155,7 @@ class _DirectWriter:
         ) = nest.sizes  # fmt: skip
 
     def source(self) -> tuple[str, str]:
-        nest = self.nest
-
-        def clear(i: Value) -> None:
-            nest.store(nest.floats.const(0.0), nest.gep(self.zeros, nest.mul(i, 4)))
-
-        nest.loop(0, self.width, clear, step=nest.width)
-        nest.loop("%start", "%stop", self._unit)
-        return nest.source()
+        return write_units(self.nest, self.zeros, self.width, self._unit)
 
     def _unit(self, i: str) -> None:
         """Write a block of outputs of an image."""
@@ -209,17 +208,12 @@ class _DirectWriter:
             for ky in range(form.kernel[0]):
                 place = row * form.stride[0] + ky * form.dilation[0]
                 seen.setdefault(place, []).append((row, ky))
-        inside, moved = {}, {}
-        for place in sorted(seen):
-            number = nest.add(top, place)
-            inside[place] = nest.write(f"icmp ult i64 {number}, {self.height}")
-            moved[place] = nest.mul(number, pitch)
+        numbers = {place: nest.add(top, place) for place in sorted(seen)}
 
         def channel(c: str, x: str, w: str, *so_far: str) -> list[str]:
             sums = list(so_far)
             for place, readers in sorted(seen.items()):
-                row = nest.gep(x, moved[place])
-                source = nest.write(f"select i1 {inside[place]}, ptr {row}, ptr {blank}")
+                source = row_or_zeros(nest, x, numbers[place], self.height, pitch, blank)
                 for kx in range(form.kernel[1]):
                     for v in range(form.vectors):
                         value = self._load(source, v, kx, masks)
@@ -257,35 +251,3 @@ class _DirectWriter:
         return load_spaced(
             nest, row, start, step, [masks[v, kx, half] for half in range(self.form.halves)]
         )
-
-
-def spanned_vectors(windows: Windows) -> int:
-    """Return how many vectors of x hold what the results of one vector see from a tap."""
-    return -(-(min(windows.out[1], 16) * windows.stride[1]) // 16)
-
-
-def columns_inside(nest: LoopNestWriter, column: Value, end: Value) -> str:
-    """Write the mask of a vector's columns, from one on, that are not negative and before an
-    end."""
-    lanes = ", ".join(f"i32 {i}" for i in range(nest.width))
-    kind = f"<{nest.width} x i32>"
-    start = nest.splat(nest.write(f"trunc i64 {column} to i32"), "i32")
-    stop = nest.splat(nest.write(f"trunc i64 {end} to i32"), "i32")
-    columns = nest.write(f"add {kind} {start}, <{lanes}>")
-    return nest.write(f"icmp ult {kind} {columns}, {stop}")
-
-
-def load_spaced(nest: LoopNestWriter, row: str, start: int, step: int, masks: Sequence[str]) -> str:
-    """Write a vector of every first or second element, from byte `start` of a row on.
-
-    Args:
-        masks: of each vector that is loaded; one of two may suffice for few elements.
-    """
-    parts = [
-        nest.load(nest.gep(row, start + half * nest.nbytes), mask)
-        for half, mask in enumerate(masks)
-    ]
-    if step == 1:
-        return parts[0]
-    last = parts[1] if len(parts) > 1 else nest.floats.const(0.0)
-    return nest.shuffle(parts[0], last, range(0, 2 * nest.width, 2))

@@ -12,13 +12,15 @@ import math
 from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, call_native
-from graphflow.ops.kernels.conv.direct.masked_direct import columns_inside
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, call_native
+from graphflow.ops.kernels.conv.direct.masked_rows import (
+    columns_inside,
+    row_or_zeros,
+    write_units,
+    zero_row,
+)
 from graphflow.ops.kernels.jit.compiler import compiler, vector_width
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
-from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
@@ -84,8 +86,7 @@ def write_input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int
 
     def part(i: int) -> None:
         start, stop = (units * n // parts for n in (i, i + 1))
-        zeros = scratch(np, "zeros", (windows.out[1] + 64,), np.float32)
-        pointers = [*map(operand_place, (g, w, out, zeros))]
+        pointers = [*map(operand_place, (g, w, out)), zero_row(windows.out[1])]
         call_native(compiler().function(*_source(form)), pointers, sizes, start, stop)
 
     run_native_parts(part, parts)
@@ -123,14 +124,7 @@ class _InputWriter:
         self.columns = _readers(form.kernel[1], 2, form.odd[1])
 
     def source(self) -> tuple[str, str]:
-        nest = self.nest
-
-        def clear(i: Value) -> None:
-            nest.store(nest.floats.const(0.0), nest.gep(self.zeros, nest.mul(i, 4)))
-
-        nest.loop(0, self.wide, clear, step=nest.width)
-        nest.loop("%start", "%stop", self._unit)
-        return nest.source()
+        return write_units(self.nest, self.zeros, self.wide, self._unit)
 
     def _unit(self, i: str) -> None:
         """Write a channel of an image."""
@@ -179,16 +173,13 @@ class _InputWriter:
         nest, form = self.nest, self.form
         phases = [(row, column) for row in range(form.row_stride) for column in range(2)]
         top = nest.add(t, self.down)
-        places = {}
-        for d in self.rows:
-            number = nest.add(top, d)
-            inside = nest.write(f"icmp ult i64 {number}, {self.high}")
-            places[d] = inside, nest.mul(nest.mul(number, self.wide), 4)
+        numbers = {d: nest.add(top, d) for d in self.rows}
+        pitch = nest.mul(self.wide, 4)
 
         def channel(o: str, g: str, w: str, *so_far: str) -> list[str]:
             sums = dict(zip(phases, so_far, strict=True))
-            for d, (inside, moved) in places.items():
-                source = nest.write(f"select i1 {inside}, ptr {nest.gep(g, moved)}, ptr {blank}")
+            for d, number in numbers.items():
+                source = row_or_zeros(nest, g, number, self.high, pitch, blank)
                 for e, mask in masks.items():
                     value = nest.load(nest.gep(source, 4 * e), mask)
                     for row, ky in self.rows[d]:

@@ -12,17 +12,17 @@ from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, call_native
-from graphflow.ops.kernels.conv.direct.masked_direct import (
+from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, call_native
+from graphflow.ops.kernels.conv.direct.masked_rows import (
     columns_inside,
     load_spaced,
+    row_or_zeros,
     spanned_vectors,
+    write_units,
+    zero_row,
 )
 from graphflow.ops.kernels.jit.compiler import compiler, vector_width
 from graphflow.ops.kernels.jit.kernel_recording import operand_place
-from graphflow.ops.kernels.jit.scratch_memory import scratch
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
@@ -82,7 +82,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, planned: WeightP
 
     def part(i: int) -> None:
         start, stop = (outputs * n // parts for n in (i, i + 1))
-        zeros = scratch(np, "zeros", (space[1] + 64,), np.float32)
+        zeros = zero_row(space[1])
         for first, form in planned.pieces:
             sizes = (
                 len(x), *space, down - first * form.dilation[0], right, *windows.out,
@@ -90,7 +90,7 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, planned: WeightP
                 taps * 4,
             )  # fmt: skip
             goal = operand_place(out) + first * form.taps[1] * 4
-            pointers = operand_place(x), operand_place(g), goal, operand_place(zeros)
+            pointers = operand_place(x), operand_place(g), goal, zeros
             call_native(compiler().function(*_source(form)), pointers, sizes, start, stop)
 
     run_native_parts(part, parts)
@@ -121,14 +121,7 @@ class _WeightWriter:
         ) = nest.sizes  # fmt: skip
 
     def source(self) -> tuple[str, str]:
-        nest = self.nest
-
-        def clear(i: Value) -> None:
-            nest.store(nest.floats.const(0.0), nest.gep(self.zeros, nest.mul(i, 4)))
-
-        nest.loop(0, self.width, clear, step=nest.width)
-        nest.loop("%start", "%stop", self._unit)
-        return nest.source()
+        return write_units(self.nest, self.zeros, self.width, self._unit)
 
     def _unit(self, o: str) -> None:
         """Write the taps of an output."""
@@ -194,13 +187,11 @@ class _WeightWriter:
     ) -> list[str]:
         """Write what a row of g adds to the sums."""
         nest, form = self.nest, self.form
-        top = nest.sub(nest.mul(y, form.stride[0]), self.down)
+        top, pitch = nest.sub(nest.mul(y, form.stride[0]), self.down), nest.mul(self.width, 4)
         sums: list[str] = []
         for ky in range(form.taps[0]):
             number = nest.add(top, ky * form.dilation[0])
-            inside = nest.write(f"icmp ult i64 {number}, {self.height}")
-            row = nest.gep(here, nest.mul(nest.mul(number, self.width), 4))
-            source = nest.write(f"select i1 {inside}, ptr {row}, ptr {blank}")
+            source = row_or_zeros(nest, here, number, self.height, pitch, blank)
             for kx in range(form.taps[1]):
                 start = 4 * kx * form.dilation[1]
                 seen = load_spaced(nest, source, start, form.stride[1], masks[kx])
