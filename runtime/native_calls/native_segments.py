@@ -155,6 +155,7 @@ class NativeSegment:
         recording = self.calls[number].recording
         assert recording is not None
         walk, words = driver().walk.address, []
+        at_pointers, at_sizes = address(self.pointers), address(self._sizes)
         places = iter(table.recorded[number])
         for stage in recording.stages:
             shares: list[int] = []
@@ -162,8 +163,7 @@ class NativeSegment:
                 inner: list[int] = []
                 for call in share:
                     pointers, sizes = next(places)
-                    where = address(self.pointers) + 8 * pointers
-                    meta = address(self._sizes) + 8 * sizes
+                    where, meta = at_pointers + 8 * pointers, at_sizes + 8 * sizes
                     inner += (call.function, where, meta, call.start, call.stop)
                 shares += (walk, address(self._keep(inner)), 0, 0, len(share))
             if len(stage) > 1 and self._sharing is not None:

@@ -114,23 +114,31 @@ class PointerTable:
         if number in self.recorded or call.recording is None:
             return
         places = self.recorded[number] = []
-        regions: list[PointerSource] = [0, address(call.scratch), *call.pointers]
         known: dict[bytes, int] = {}
+        at = len(self._pointers)
         for each in call.recording.calls():
             sizes = each.table[each.pointers :]
             meta = known.get(sizes.tobytes())
             if meta is None:
                 meta = known[sizes.tobytes()] = len(self._sizes)
                 self._sizes += sizes
-            places.append((len(self._pointers), meta))
-            for pointer in each.table[: each.pointers]:
-                which = region_number(pointer)
-                base, offset = regions[which], pointer - region(which)
-                if not isinstance(base, int):
-                    self._moving.setdefault(base, []).append(len(self._pointers))
-                    base = 0
-                self._pointers.append(base + offset)
-                self._offsets.append(offset)
+            places.append((at, meta))
+            at += each.pointers
+        self._add_regions(call.recording.all_pointers, [0, address(call.scratch), *call.pointers])
+
+    def _add_regions(
+        self, pointers: np.ndarray[Any, Any], regions: Sequence[PointerSource]
+    ) -> None:
+        """Append pointers that lead to regions, by where these are."""
+        numbers = region_number(pointers)
+        offsets = pointers - region(numbers)
+        for number, base in enumerate(regions):
+            if not isinstance(base, int):
+                seen = len(self._pointers) + np.flatnonzero(numbers == number)
+                self._moving.setdefault(base, []).extend(seen.tolist())
+        bases = np.array([base if isinstance(base, int) else 0 for base in regions], np.int64)
+        self._pointers += (bases[numbers] + offsets).tolist()
+        self._offsets += offsets.tolist()
 
     def places(self, part: CallPart) -> tuple[int, int]:
         """Return the indices of a part's first pointer and first size."""

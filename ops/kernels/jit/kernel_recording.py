@@ -12,8 +12,9 @@ its own, so that the program finds the pointers to replace by real addresses.
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import accumulate
 from operator import mul
 from typing import Any, NoReturn
@@ -205,16 +206,24 @@ class KernelRecording:
         Raises:
             NotRecordable: another pointer; its memory may be freed before the calls run.
         """
+        pointers = self.all_pointers
+        real = pointers[(pointers != 0) & (region_number(pointers) == 0)]
+        if not real.size:
+            return
         # Pointers to empty arrays are never read.
         spans = sorted((address(a), address(a) + max(1, a.nbytes)) for a in self.kept.values())
-        starts = [start for start, _ in spans]
-        reach = list(accumulate((stop for _, stop in spans), max))
+        starts = np.array([0, *(start for start, _ in spans)], np.int64)
+        reach = np.maximum.accumulate(np.array([0, *(stop for _, stop in spans)], np.int64))
+        if (real >= reach[np.searchsorted(starts, real, side="right") - 1]).any():
+            _refuse()
+
+    @cached_property
+    def all_pointers(self) -> np.ndarray[Any, Any]:
+        """The pointers of all calls, in order."""
+        found = array("q")
         for call in self.calls():
-            for pointer in call.table[: call.pointers]:
-                if pointer and not region_number(pointer):
-                    at = bisect_right(starts, pointer) - 1
-                    if at < 0 or pointer >= reach[at]:
-                        _refuse()
+            found += call.table[: call.pointers]
+        return np.array(found, np.int64)
 
     def calls(self) -> Iterator[RecordedCall]:
         """Iterate over the calls in order."""
@@ -233,13 +242,14 @@ def largest_slots(used: Iterable[tuple[str, int]], threads: int) -> dict[str, in
     return found
 
 
-def region(number: int) -> int:
+def region(number: Any) -> Any:
     """Return the address of a stand-in: number 1 is scratch memory, operands follow."""
     return number * _REGION
 
 
-def region_number(pointer: int) -> int:
-    """Return the number of the stand-in that a pointer leads to; 0 for a real address."""
+def region_number(pointer: Any) -> Any:
+    """Return the number of the stand-in that a pointer, or each of an array, leads to; 0 for a real
+    address."""
     return (pointer + _REGION // 2) // _REGION
 
 

@@ -18,7 +18,7 @@ from graphflow.ops.kernels.fusion.parallel_call import native_function
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.gemm.gemm import MatrixProduct, gemm, is_supported, plan_product
 from graphflow.ops.kernels.jit.array_address import address
-from graphflow.ops.kernels.jit.call_recorder import current_recorder
+from graphflow.ops.kernels.jit.call_recorder import CallRecorder, current_recorder
 from graphflow.ops.kernels.jit.call_table_driver import copy_source, driver, loop_frame
 from graphflow.ops.kernels.jit.compiler import NativeFunction, vector_width
 from graphflow.ops.kernels.jit.kept_layouts import KeptLayouts, lay_out
@@ -85,8 +85,9 @@ class CallChain:
         """
         if first >= last:
             return
-        if current_recorder() is not None:
-            self._record(first, last)
+        recorder = current_recorder()
+        if recorder is not None:
+            self._record(recorder, first, last)
             return
         pointers = np.zeros(max(1, sum(len(places) for _, places, _, _ in self._calls)), np.int64)
         sizes = np.array([s for call in self._calls for s in (*call[2], 0)], np.int64)
@@ -106,9 +107,11 @@ class CallChain:
         steps = loop_frame(address(entries), 0, count, address(table), len(moves) // 3, 0)
         driver().loop.releasing_gil(ctypes.c_void_p(address(steps)), None, first, last)
 
-    def _record(self, first: int, last: int) -> None:
+    def _record(self, recorder: CallRecorder, first: int, last: int) -> None:
         if last - first > _MOST_RECORDED_STEPS:
             raise NotRecordable
+        if not recorder.keeps_calls:
+            return
         for step in range(first, last):
             for function, places, sizes, rows in self._calls:
                 pointers = [place.start + step * place.stride for place in places]
