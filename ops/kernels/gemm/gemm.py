@@ -15,6 +15,7 @@ the function's address, its table of sizes, and its bytes of scratch memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import field
 from functools import cache, lru_cache
@@ -37,7 +38,7 @@ from graphflow.ops.kernels.gemm.kernel_form import (
     GemmSize,
 )
 from graphflow.ops.kernels.gemm.native_product import NativeProduct
-from graphflow.ops.kernels.gemm.tiling import ELEMENTS, choose_tiling
+from graphflow.ops.kernels.gemm.tiling import ELEMENTS, choose_tiling, far_cycles
 from graphflow.ops.kernels.jit.array_address import align_up
 from graphflow.ops.kernels.jit.compiler import (
     TaskShare,
@@ -135,10 +136,15 @@ def plan_product(
         of_x = COPIED if x[0] == item else EXCHANGED if x[1] == item else IN_PLACE
         of_y = EXCHANGED if exchanged else COPIED
         cut = choose_tiling(rows, k, columns, dtype, of_x, of_y, accumulate or by_columns)
-        choices.append((cut, swapped, by_columns, x, y, to))
+        cycles = cut.cycles
+        if of_x == COPIED and cut.x == IN_PLACE:
+            own = (b if swapped else a)[:-2]
+            matrices = math.prod(n for n, by in zip(batch, own, strict=True) if by)
+            cycles += far_cycles(x[1], rows * k * item, matrices)
+        choices.append((cycles, cut, swapped, by_columns, x, y, to))
     if not choices or axes is None:
         return None
-    cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0].cycles)
+    _, cut, swapped, by_columns, x, y, to = min(choices, key=lambda choice: choice[0])
     form = cut.form
     packed = min(cut.block, cut.tiles) * (form.height * k + form.width) * item if cut.x else 0
     buffer = align_up(packed) + align_up(min(k, cut.chunk) + form.width) * form.columns * item

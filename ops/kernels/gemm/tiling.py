@@ -45,6 +45,11 @@ _GROUPED_PANEL_BYTES = 32 << 10
 """Bytes of a panel at a time, at most, if panels take turns."""
 _GROUP_BYTES = 256 << 10
 """Bytes of the result that panels that take turns continue from, at most."""
+_FAR_ROW_BYTES, _FAR_BYTES = 2048, 3 << 19
+"""Bytes between rows, and of an operand, from which no prefetcher follows tiles that read parts of
+many rows, and lines come from afar."""
+_FAR_CYCLES = 50
+"""Cycles for such a line."""
 _EVICTED_CYCLES = 12
 """Cycles for reading part of a line, or of a page, that is evicted before its next part is read."""
 
@@ -152,3 +157,15 @@ def _tiling_with(
     chunks = -(-k // max(1, panel // (form.columns * item))) if tiles > 1 else 1
     chunk = max(1, -(-k // max(1, chunks)))
     return GemmTiling(form, tiles, m - tiles * (height - 1), block, group, chunk, x, y, cycles)
+
+
+def far_cycles(row_bytes: int, matrix_bytes: int, matrices: int) -> float:
+    """Return what it takes, beyond a tiling's cycles, to read x in place across its rows.
+
+    Args:
+        row_bytes: from one row of memory to the next.
+        matrices: matrices of x in the batch.
+    """
+    if row_bytes < _FAR_ROW_BYTES or matrix_bytes * matrices < _FAR_BYTES:
+        return 0.0
+    return matrix_bytes / 64 * _FAR_CYCLES
