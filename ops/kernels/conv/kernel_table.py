@@ -205,11 +205,15 @@ def _has_products(s: ConvShape) -> bool:
 
 
 _CACHED_ROWS = 2 << 20  # bytes
+_COLUMN_INPUTS = 2
+"""Inputs up to which columns are smaller than rows of channels, which are at least a vector."""
 
 
 def _fits_implicit_gemm(s: ConvShape, target: Target) -> bool:
     # Windows of one element need no table.
     is_pointwise = math.prod(s.windows.kernel) == 1 and s.groups == 1
+    if target == "w" and s.groups == 1 and s.inputs <= _COLUMN_INPUTS:
+        return False
     return _can_gather(s) and not is_pointwise and not _are_patches(s)
 
 

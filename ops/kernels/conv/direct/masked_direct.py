@@ -38,6 +38,9 @@ _WIDEST = 16
 """Outputs whose sums are in registers together."""
 _FEW_STEPS = 1 << 21
 """Multiply-adds up to which the single call saves more than padded planes do."""
+_MANY_SUMS = 400
+"""Products with an element of x from which sorting columns of stride 2 pays, and with three times
+as many multiply-adds."""
 _PART_STEPS = 1 << 19
 """Multiply-adds from which handing a part to another thread pays."""
 
@@ -92,7 +95,7 @@ def plan(
     steps = images * outputs * seen * taps * math.prod(windows.out)
     if vector_width() != 16 or len(space) != 2 or windows.stride[1] > 2:
         return None
-    if groups == 1 and windows.stride[1] == 1 and steps > _FEW_STEPS:
+    if groups == 1 and _has_many_sums(steps, outputs * taps, windows.stride[1]):
         return None  # padded planes are faster, since there is little to copy for many sums
     limit = max(1, min(_WIDEST, each, _MOST_STEPS // taps))
     size = next(n for n in range(limit, 0, -1) if each % n == 0)
@@ -113,6 +116,13 @@ def plan(
         inputs * plane, seen * plane if groups > 1 else 0, plane, seen * taps * 4, plane_out,
     )  # fmt: skip
     return DirectPlan(form, sizes, images * units, steps)
+
+
+def _has_many_sums(steps: int, uses: int, stride: int) -> bool:
+    """Return whether padded planes are faster, by how often an element of x is used."""
+    return steps > (_FEW_STEPS if stride == 1 else 3 * _FEW_STEPS) and (
+        stride == 1 or uses >= _MANY_SUMS
+    )
 
 
 def convolve(out: Any, x: Any, w: Any, planned: DirectPlan) -> None:
