@@ -24,7 +24,12 @@ from graphflow.ops.kernels.conv import (
     winograd_weight_gradient,
 )
 from graphflow.ops.kernels.conv.conv_shape import ConvShape, Target
-from graphflow.ops.kernels.conv.direct import direct, masked_input_gradient, phases
+from graphflow.ops.kernels.conv.direct import (
+    direct,
+    direct_weight_gradient,
+    masked_input_gradient,
+    phases,
+)
 from graphflow.ops.kernels.conv.direct.plane_copies import flip_weights
 from graphflow.ops.kernels.conv.durations import (
     direct_nanoseconds,
@@ -327,7 +332,7 @@ TABLE = (
         _fits_direct,
         lambda s, y, x, w: direct.convolve(y, x, w, s.windows, s.groups),
         _direct_back_to_input,
-        lambda s, w, x, g: direct.weight_gradient(w, x, g, s.windows, s.groups),
+        lambda s, w, x, g: direct_weight_gradient.weight_gradient(w, x, g, s.windows, s.groups),
         lambda s: direct.task(s.images, s.inputs, s.outputs, s.space, s.windows, s.groups),
     ),
     # A direct convolution for each remainder by the stride. Other targets: the rows further down.

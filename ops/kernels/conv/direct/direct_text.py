@@ -173,62 +173,118 @@ def correlation(outputs: int, rows: int, vectors: int) -> NativeFunction:
 def weight_sums(outputs: int, taps: int) -> NativeFunction:
     """Write sums[unit, o, tap] = Σ g[image, o, y, x] · x[image, y, x + offset of the tap].
 
-    Sums of an image are added to those before. Pointers: x, g, sums, offsets (i64 bytes), memory
-    for outputs·taps vectors. Sizes: images, rows, columns; bytes of x between images, units, rows;
-    of g between images, units, channels, rows; of sums between units, outputs; blocks of outputs.
+    Sums of some rows are added to those before, so that all taps read these rows while they are in
+    the cache. Pointers: x, g, sums, offsets (i64 bytes, as many as all pieces have taps), memory
+    for outputs·taps vectors of each piece. Sizes: images, rows, rows at a time, columns; bytes of x
+    between images, units, rows; of g between images, units, channels, rows; of sums between units,
+    outputs; blocks of outputs; pieces of `taps` taps, and taps of all pieces.
     """
-    nest = LoopNestWriter(vector_width(), 5, 13)
-    f = nest.floats
-    x, g, sums, offsets, room = nest.pointers
-    (
-        images, rows, columns, x_image, x_unit, x_row, g_image, g_unit, g_channel, g_row,
-        sums_unit, sums_output, blocks,
-    ) = nest.sizes  # fmt: skip
-    count = outputs * taps
-    zero = f.const(0.0)
-    moves = [nest.write(f"load i64, ptr {nest.gep(offsets, 8 * t)}, align 8") for t in range(taps)]
+    return compiler().function(*_WeightSums(outputs, taps).source())
 
-    def row(y: str, here: str, cotangents: str, *so_far: str) -> list[str]:
-        start = nest.gep(here, nest.mul(y, x_row))
-        given = nest.gep(cotangents, nest.mul(y, g_row))
-        places = [nest.gep(start, m) for m in moves]
 
-        def strip(first: Value, mask: str | None, *so_far: str) -> list[str]:
-            moved = nest.mul(first, 4)
-            factors = [
-                nest.load(nest.gep(given, nest.mul(g_channel, o), moved), mask)
-                for o in range(outputs)
-            ]
-            seen = [nest.load(nest.gep(p, moved), mask) for p in places]
-            return [f.fma(factors[i // taps], seen[i % taps], so_far[i]) for i in range(count)]
+class _WeightSums:
+    """Writes the kernel of `weight_sums`."""
 
-        return nest.loop_vectors_carrying(columns, strip, so_far)
+    def __init__(self, outputs: int, taps: int) -> None:
+        self.outputs, self.taps = outputs, taps
+        self.nest = nest = LoopNestWriter(vector_width(), 5, 16)
+        self.x, self.g, self.sums, self.offsets, self.room = nest.pointers
+        (
+            self.images, self.rows, self.some, self.columns, self.x_image, self.x_unit, self.x_row,
+            self.g_image, self.g_unit, self.g_channel, self.g_row, self.sums_unit,
+            self.sums_output, self.blocks, self.pieces, self.every,
+        ) = nest.sizes  # fmt: skip
+        self.count = outputs * taps
 
-    def image(n: str, here: str, cotangents: str) -> None:
-        start = nest.gep(here, nest.mul(n, x_image))
-        given = nest.gep(cotangents, nest.mul(n, g_image))
-        carried = [(nest.kind, zero)] * count
-        found = nest.loop(0, rows, lambda y, *v: row(y, start, given, *v), carried)
+    def source(self) -> tuple[str, str]:
+        self.nest.loop("%start", "%stop", self._unit)
+        return self.nest.source()
+
+    def _unit(self, u: str) -> None:
+        nest = self.nest
+        here = nest.gep(self.x, nest.mul(u, self.x_unit))
+        given = nest.gep(self.g, nest.mul(u, self.g_unit))
+        goal = nest.gep(self.sums, nest.mul(u, self.sums_unit))
+        nest.loop(0, self.blocks, lambda b: self._block(b, here, given, goal))
+
+    def _block(self, b: str, here: str, cotangents: str, target: str) -> None:
+        """Write the taps of a block of outputs."""
+        nest = self.nest
+        zero = nest.floats.const(0.0)
+
+        def clear(i: Value) -> None:
+            nest.store(zero, nest.gep(self.room, nest.mul(i, nest.nbytes)))
+
+        nest.loop(0, nest.mul(self.pieces, self.count), clear)
+        first = nest.mul(b, self.outputs)
+        given = nest.gep(cotangents, nest.mul(first, self.g_channel))
+        nest.loop(0, self.images, lambda n: self._image(n, here, given))
+        goal = nest.gep(target, nest.mul(first, self.sums_output))
+        nest.loop(0, self.pieces, lambda p: self._store(p, goal))
+
+    def _image(self, n: str, here: str, cotangents: str) -> None:
+        """Write the sums of an image, some rows at a time."""
+        nest = self.nest
+        start = nest.gep(here, nest.mul(n, self.x_image))
+        given = nest.gep(cotangents, nest.mul(n, self.g_image))
+
+        def band(i: str) -> None:
+            first = nest.mul(i, self.some)
+            last = nest.minimum(nest.add(first, self.some), self.rows)
+            nest.loop(0, self.pieces, lambda p: self._piece(p, first, last, start, given))
+
+        bands = nest.add(self.rows, nest.sub(self.some, 1))
+        nest.loop(0, nest.write(f"sdiv i64 {bands}, {self.some}"), band)
+
+    def _piece(self, p: str, first: Value, last: Value, here: str, cotangents: str) -> None:
+        """Write what some rows add to the sums of a piece."""
+        nest, f = self.nest, self.nest.floats
+        offsets = nest.gep(self.offsets, nest.mul(p, 8 * self.taps))
+        moves = [
+            nest.write(f"load i64, ptr {nest.gep(offsets, 8 * t)}, align 8")
+            for t in range(self.taps)
+        ]
+
+        def row(y: str, *so_far: str) -> list[str]:
+            start = nest.gep(here, nest.mul(y, self.x_row))
+            given = nest.gep(cotangents, nest.mul(y, self.g_row))
+            places = [nest.gep(start, m) for m in moves]
+
+            def strip(first: Value, mask: str | None, *so_far: str) -> list[str]:
+                moved = nest.mul(first, 4)
+                factors = [
+                    nest.load(nest.gep(given, nest.mul(self.g_channel, o), moved), mask)
+                    for o in range(self.outputs)
+                ]
+                seen = [nest.load(nest.gep(p, moved), mask) for p in places]
+                return [
+                    f.fma(factors[i // self.taps], seen[i % self.taps], so_far[i])
+                    for i in range(self.count)
+                ]
+
+            return nest.loop_vectors_carrying(self.columns, strip, so_far)
+
+        carried = [(nest.kind, f.const(0.0))] * self.count
+        found = nest.loop(first, last, row, carried)
+        room = nest.gep(self.room, nest.mul(p, self.count * nest.nbytes))
         for i, value in enumerate(found):
             place = nest.gep(room, i * nest.nbytes)
             nest.store(f.add(nest.load(place), value), place)
 
-    def block(b: str, here: str, cotangents: str, target: str) -> None:
-        for i in range(count):
-            nest.store(zero, nest.gep(room, i * nest.nbytes))
-        first = nest.mul(b, outputs)
-        given = nest.gep(cotangents, nest.mul(first, g_channel))
-        nest.loop(0, images, lambda n: image(n, here, given))
-        goal = nest.gep(target, nest.mul(first, sums_output))
-        for i in range(count):
-            total = nest.reduce_sum(nest.load(nest.gep(room, i * nest.nbytes)))
-            place = nest.gep(goal, nest.mul(sums_output, i // taps), 4 * (i % taps))
-            nest.lines.append(f"  store float {total}, ptr {place}, align 4")
+    def _store(self, p: str, goal: str) -> None:
+        """Write the totals of a piece's taps; the last piece may have fewer."""
+        nest = self.nest
+        first = nest.mul(p, self.taps)
+        room = nest.gep(self.room, nest.mul(p, self.count * nest.nbytes))
 
-    def unit(u: str) -> None:
-        here, given = nest.gep(x, nest.mul(u, x_unit)), nest.gep(g, nest.mul(u, g_unit))
-        goal = nest.gep(sums, nest.mul(u, sums_unit))
-        nest.loop(0, blocks, lambda b: block(b, here, given, goal))
+        def store(tap: int, number: Value) -> None:
+            for o in range(self.outputs):
+                i = o * self.taps + tap
+                total = nest.reduce_sum(nest.load(nest.gep(room, i * nest.nbytes)))
+                place = nest.gep(goal, nest.mul(self.sums_output, o), nest.mul(number, 4))
+                nest.lines.append(f"  store float {total}, ptr {place}, align 4")
 
-    nest.loop("%start", "%stop", unit)
-    return compiler().function(*nest.source())
+        for tap in range(self.taps):
+            number = nest.add(first, tap)
+            inside = nest.write(f"icmp slt i64 {number}, {self.every}")
+            nest.if_else(inside, partial(store, tap, number), lambda: None)
