@@ -5,6 +5,7 @@ A part is some planes. Planes are independent, so parts change no bits.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_pl
 from graphflow.ops.kernels.jit.thread_pool import run_native_parts
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
+_UNROLLED_TAPS = 9
 _THREADING_TAPS = 1 << 14  # taps from which handing a part to another thread pays
 
 
@@ -37,17 +39,17 @@ def is_supported(xp: Any, x: Any, windows: Windows) -> bool:
 
 def max_pool(out: Any, x: Any, windows: Windows) -> None:
     """Write the largest element of each window; NaN if it has one."""
-    _run(window_reduction("max", _stride(windows)), x, x, out, x.shape[2:], windows)
+    _run(window_reduction("max", *_form(windows)), x, x, out, x.shape[2:], windows)
 
 
 def max_taps(out: Any, x: Any, y: Any, windows: Windows) -> None:
     """Write the number, as uint8, of each window's first tap that equals its maximum y."""
-    _run(window_reduction("taps", _stride(windows)), x, y, out, x.shape[2:], windows)
+    _run(window_reduction("taps", *_form(windows)), x, y, out, x.shape[2:], windows)
 
 
 def mean_pool(out: Any, x: Any, factors: Any, windows: Windows) -> None:
     """Write the sum of each window times the factor (float32) of its position."""
-    _run(window_reduction("mean", _stride(windows)), x, factors, out, x.shape[2:], windows)
+    _run(window_reduction("mean", *_form(windows)), x, factors, out, x.shape[2:], windows)
 
 
 def scatter_to_taps(out: Any, g: Any, chosen: Any, windows: Windows) -> None:
@@ -58,6 +60,12 @@ def scatter_to_taps(out: Any, g: Any, chosen: Any, windows: Windows) -> None:
 def scatter_means(out: Any, g: Any, factors: Any, windows: Windows) -> None:
     """Write zeros, and add each window's number times its factor to all of its elements."""
     _run(window_scatter("means", _stride(windows)), g, factors, out, out.shape[2:], windows)
+
+
+def _form(windows: Windows) -> tuple[int, Ints | None]:
+    """Return the stride of columns and the kernel, as far as reductions differ by them."""
+    kernel = windows.kernel if len(windows.kernel) == 2 else (1, *windows.kernel)
+    return _stride(windows), kernel if math.prod(kernel) <= _UNROLLED_TAPS else None
 
 
 def _stride(windows: Windows) -> int:

@@ -6,11 +6,12 @@ strides of 1 and 2, gathers otherwise. Masks leave out elements outside the plan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Typed, Value
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
+from graphflow.ops.windows.window_arguments import Ints
 
 
 class WindowWriter:
@@ -18,13 +19,17 @@ class WindowWriter:
 
     Sizes: height and width; rows and columns of windows; rows and columns of a window; stride,
     padding before and dilation of rows, then of columns.
+
+    Args:
+        kernel: rows and columns of a window if they are known, so that its taps are unrolled.
     """
 
-    def __init__(self, pointers: int, stride: int) -> None:
+    def __init__(self, pointers: int, stride: int, kernel: Ints | None = None) -> None:
         self.nest = LoopNestWriter(vector_width(), pointers, 12)
         self.stride = stride
         sizes = self.nest.sizes
         self.height, self.width, self.rows, self.columns, self.tall, self.wide = sizes[:6]
+        self.kernel: Sequence[Value] = kernel or sizes[4:6]
         (self.step_y, self.top, self.apart_y), (self.step_x, self.left, self.apart_x) = (
             sizes[6:9], sizes[9:],
         )  # fmt: skip
@@ -54,13 +59,23 @@ class WindowWriter:
         inside = self.nest.write(f"icmp ult i64 {y}, {self.height}")
         return self.nest.write(f"zext i1 {inside} to i64")
 
-    def tap_row(self, oy: str, ky: str) -> str:
+    def repeat(self, count: Value, body: Callable[..., Sequence[str]], given: Typed) -> str:
+        """Write body(i, value) for i from 0 to a count, each with the value of the one before."""
+        value = given[1]
+        if not isinstance(count, int):
+            (value,) = self.nest.loop(0, count, body, [given])
+            return value
+        for i in range(count):
+            (value,) = body(i, value)
+        return value
+
+    def tap_row(self, oy: str, ky: Value) -> str:
         """Write the row that a tap sees."""
         nest = self.nest
         y = nest.add(nest.mul(oy, self.step_y), nest.mul(ky, self.apart_y))
         return str(nest.sub(y, self.top))
 
-    def tap_column(self, ox: str, kx: str) -> str:
+    def tap_column(self, ox: str, kx: Value) -> str:
         """Write the column that a tap sees in the first lane."""
         nest = self.nest
         x = nest.add(nest.mul(ox, self.step_x), nest.mul(kx, self.apart_x))
@@ -106,6 +121,11 @@ class WindowWriter:
         """Write the elements of a row that a tap spans, from the first lane's to the last one's."""
         nest = self.nest
         return nest.add(nest.mul(self.step_x, nest.width - 1), 1)
+
+    def window_span(self) -> Value:
+        """Write the elements of a row that all taps of a vector of windows span."""
+        nest = self.nest
+        return nest.add(self.tap_span(), nest.mul(nest.sub(self.wide, 1), self.apart_x))
 
     def load_tap(self, plane: str, y: str, x: str, on: str) -> tuple[str, str]:
         """Load a tap's elements, and a mask of those inside."""
@@ -168,20 +188,20 @@ class WindowWriter:
             nest.lanes.masked_store("i8", small, pointer, 1, mask)
 
 
-def tap_number(w: WindowWriter, ky: str, kx: str) -> str:
+def tap_number(w: WindowWriter, ky: Value, kx: Value) -> str:
     nest = w.nest
     number = nest.add(nest.mul(ky, w.wide), kx)
     return nest.splat(nest.write(f"trunc i64 {number} to i32"), "i32")
 
 
 @cache
-def window_reduction(kind: str, stride: int) -> NativeFunction:
+def window_reduction(kind: str, stride: int, kernel: Ints | None = None) -> NativeFunction:
     """Write out[window] from the elements of its taps: "max", "mean", or "taps" (first maximum).
 
     Pointers: x, then the factors of the positions ("mean") or the maxima ("taps"), out. Sizes as of
     `WindowWriter`; the range is over planes.
     """
-    w = WindowWriter(3, stride)
+    w = WindowWriter(3, stride, kernel)
     nest, reduction = w.nest, _WindowReduction(w, kind)
 
     def plane_loop(p: str) -> None:
@@ -210,7 +230,7 @@ class _WindowReduction:
         self.begun = (nest.kind, start)
         if kind == "taps":
             self.begun = (nest.lanes.vector("i32"), self.unset)
-        self.span = w.tap_span()
+        self.span = w.window_span()
 
     def write_strip(self, p: str, plane: str, oy: str, ox: str) -> None:
         """Write the results of the windows from ox on, in row oy of plane p."""
@@ -222,18 +242,25 @@ class _WindowReduction:
         y = nest.load(nest.gep(other, nest.mul(here, 4)), on) if by_taps else ""
         carried = self.begun[0]
 
-        def row(ky: str, so_far: str) -> list[str]:
-            at = w.tap_row(oy, ky)
+        def reduce(inside: bool, so_far: str) -> str:
+            tall, wide = w.kernel
 
-            def add_tap(kx: str, v: str) -> list[str]:
-                return [self._add_tap(plane, at, w.tap_column(ox, kx), on, v, y, (ky, kx))]
+            def row(ky: Value, so_far: str) -> list[str]:
+                at = w.tap_row(oy, ky)
 
-            def turn(_: str, so_far: str) -> list[str]:
-                return nest.loop(0, w.wide, add_tap, [(carried, so_far)])
+                def add_tap(kx: Value, v: str) -> list[str]:
+                    return [self._add_tap(inside, plane, at, w.tap_column(ox, kx), on, v, y,
+                                          (ky, kx))]  # fmt: skip
 
-            return nest.loop(0, w.is_row(at), turn, [(carried, so_far)])
+                def turn(_: str, so_far: str) -> list[str]:
+                    return [w.repeat(wide, add_tap, (carried, so_far))]
 
-        (found,) = nest.loop(0, w.tall, row, [self.begun])
+                return nest.loop(0, w.is_row(at), turn, [(carried, so_far)])
+
+            return w.repeat(tall, row, (carried, so_far))
+
+        is_inside = w.is_inside(w.tap_column(ox, 0), self.span, w.width)
+        found = w.branch_on_inside(is_inside, reduce, self.begun)
         if by_taps:
             none = nest.write(f"icmp eq {carried} {found}, {self.unset}")
             found = nest.lanes.select(none, "i32", nest.lanes.constant(0, "i32"), found)
@@ -249,32 +276,33 @@ class _WindowReduction:
         nest.if_else(w.fits_vector(w.columns, nest.width), lambda: store(None), lambda: store(on))
 
     def _add_tap(
-        self, plane: str, at: str, column: str, on: str, so_far: str, y: str, tap: tuple[str, str]
-    ) -> str:
-        """Reduce the elements that a tap sees in row `at`, from a column on."""
+        self, inside: bool, plane: str, at: str, column: str, on: str, so_far: str, y: str,
+        tap: tuple[Value, Value],
+    ) -> str:  # fmt: skip
+        """Reduce the elements that a tap sees in row `at`, from a column on.
+
+        Args:
+            inside: whether all of them are inside the row; otherwise masks leave some out.
+        """
         w, nest, f = self.w, self.w.nest, self.w.nest.floats
         ones, numbers = nest.lanes.vector("i1"), nest.lanes.vector("i32")
 
-        def one(inside: bool, so_far: str) -> str:
-            value, mask = (
-                (w.load_tap_inside(plane, at, column), None)
-                if inside
-                else w.load_tap(plane, at, column, on)
-            )
-            if self.kind == "mean":
-                return f.add(so_far, value)  # elements outside are zeros
-            is_nan = f.compare("uno", value, value)
-            if self.kind == "max":
-                chosen = nest.write(f"or {ones} {f.compare('ogt', value, so_far)}, {is_nan}")
-            else:
-                same = nest.write(f"or {ones} {f.compare('oeq', value, y)}, {is_nan}")
-                none = nest.write(f"icmp eq {numbers} {so_far}, {self.unset}")
-                chosen = w.and_masks(same, none)
-            if mask is not None:
-                chosen = w.and_masks(mask, chosen)
-            if self.kind == "max":
-                return f.select(chosen, value, so_far)
-            return nest.lanes.select(chosen, "i32", tap_number(w, *tap), so_far)
-
-        is_inside = w.is_inside(column, self.span, w.width)
-        return w.branch_on_inside(is_inside, one, (self.begun[0], so_far))
+        value, mask = (
+            (w.load_tap_inside(plane, at, column), None)
+            if inside
+            else w.load_tap(plane, at, column, on)
+        )
+        if self.kind == "mean":
+            return f.add(so_far, value)  # elements outside are zeros
+        is_nan = f.compare("uno", value, value)
+        if self.kind == "max":
+            chosen = nest.write(f"or {ones} {f.compare('ogt', value, so_far)}, {is_nan}")
+        else:
+            same = nest.write(f"or {ones} {f.compare('oeq', value, y)}, {is_nan}")
+            none = nest.write(f"icmp eq {numbers} {so_far}, {self.unset}")
+            chosen = w.and_masks(same, none)
+        if mask is not None:
+            chosen = w.and_masks(mask, chosen)
+        if self.kind == "max":
+            return f.select(chosen, value, so_far)
+        return nest.lanes.select(chosen, "i32", tap_number(w, *tap), so_far)
