@@ -13,6 +13,7 @@ from graphflow.frontend.interpreter import evaluate
 from graphflow.ir.op import REGISTRY
 from graphflow.ops import nn
 from graphflow.ops.kernels.jit.thread_pool import Pool, use_pool
+from tests.ops.kernels.sharing import HAS_PRODUCTS
 
 
 class Form(NamedTuple):
@@ -69,6 +70,7 @@ def test_a_sequence_has_the_same_bits_for_any_number_of_threads(form: Form) -> N
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.skipif(not HAS_PRODUCTS, reason="numpy computes recurrent networks here")
 @each_form
 @pytest.mark.parametrize("steps", [1, 7, 1030])
 @pytest.mark.parametrize("threads", [1, 2])
