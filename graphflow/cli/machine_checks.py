@@ -281,19 +281,10 @@ def _check_keys() -> Iterator[Finding]:
     yield Finding("keys", OK, text)
 
 
-def _seconds_of_a_reading() -> float:
-    """Return what reading the clock costs: the least of ten runs, so that a pause is left out."""
-    count, seconds = 100, []
-    for _ in range(10):
-        start = time.perf_counter()
-        for _ in range(count):
-            time.monotonic()
-        seconds.append((time.perf_counter() - start) / count)
-    return min(seconds)
-
-
 def _check_clock() -> Iterator[Finding]:
-    each = _seconds_of_a_reading()
+    from graphflow.runtime.program.span_recorder import reading_nanoseconds
+
+    each = reading_nanoseconds(time.monotonic_ns) / 1e9
     try:
         source = _CLOCK_SOURCE.read_text().strip()
     except OSError:

@@ -138,20 +138,7 @@ class KernelWriter:
 
         The order depends on the width alone.
         """
-        while width > 1:
-            half = width // 2
-            kind = f"<{width} x {element}>"
-            parts = []
-            for first in (0, half):
-                lanes = ", ".join(f"i32 {first + i}" for i in range(half))
-                parts.append(
-                    self.write(
-                        f"shufflevector {kind} {value}, {kind} poison, <{half} x i32> <{lanes}>"
-                    )
-                )
-            value = step(self.floats(half, element), *parts)
-            width = half
-        return self.write(f"extractelement <1 x {element}> {value}, i64 0")
+        return self.lanes(width).reduce(element, value, step)
 
     # Control flow -----------------------------------------------------------------------------
 

@@ -184,6 +184,29 @@ class LoopNestWriter:
         lanes = ", ".join(f"i64 {i}" for i in range(self.width))
         return self.write(f"icmp slt <{self.width} x i64> <{lanes}>, {every}")
 
+    def indices(self, first: Value, step: int = 1) -> str:
+        """Write first, first + step, … as a vector of i32."""
+        lanes = ", ".join(f"i32 {i * step}" for i in range(self.width))
+        return self.write(f"add {self.lanes.vector('i32')} {self.splat_i32(first)}, <{lanes}>")
+
+    def splat_i32(self, size: Value) -> str:
+        """Write a size in all lanes, as i32."""
+        return self.splat(self.write(f"trunc i64 {size} to i32"), "i32")
+
+    def in_range_mask(self, indices: str, end: Value) -> str:
+        """Write a mask of the lanes with 0 ≤ index < end; the end is not negative."""
+        kind = self.lanes.vector("i32")
+        return self.write(f"icmp ult {kind} {indices}, {self.splat_i32(end)}")
+
+    def even_elements(self, a: str, b: str) -> str:
+        """Write every second element of two vectors, from the first one on."""
+        return self.shuffle(a, b, range(0, 2 * self.width, 2))
+
+    def interleave(self, a: str, b: str, half: int) -> str:
+        """Write the elements of a and b by turns: the first vector of them, or the second."""
+        start = half * self.width // 2
+        return self.shuffle(a, b, [start + i // 2 + i % 2 * self.width for i in range(self.width)])
+
     def shuffle(self, a: str, b: str, order: Sequence[int]) -> str:
         """Write selected elements of two vectors; those of b are counted on."""
         mask = ", ".join(f"i32 {i}" for i in order)

@@ -62,6 +62,28 @@ class VectorWriter:
         self.lines.append(f"  {name} = {text}")
         return name
 
+    def reduce(self, element: str, value: str, step: Callable[[Floats, str, str], str]) -> str:
+        """Reduce the lanes of a vector to one number, by halves.
+
+        The order depends on the width alone.
+        """
+        width = self.width
+        while width > 1:
+            half = width // 2
+            kind = f"<{width} x {element}>"
+            parts = []
+            for first in (0, half):
+                lanes = ", ".join(f"i32 {first + i}" for i in range(half))
+                parts.append(
+                    self.write(
+                        f"shufflevector {kind} {value}, {kind} poison, <{half} x i32> <{lanes}>"
+                    )
+                )
+            halves = VectorWriter(self.module, half, self.lines)
+            value = step(Floats(halves, element), *parts)
+            width = half
+        return self.write(f"extractelement <1 x {element}> {value}, i64 0")
+
     def binary(self, instruction: str, element: str, a: str, b: str) -> str:
         """Write an instruction of two vectors."""
         return self.write(f"{instruction} {self.vector(element)} {a}, {b}")

@@ -7,7 +7,7 @@ So neither threads nor the number of planes change bits or degrade the sums.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, ca
 from graphflow.ops.kernels.fusion.region_kernels import is_jit_enabled
 from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_ranges
 
 _THREADING_ELEMENTS = 1 << 14  # elements from which handing a part to another thread pays
 
@@ -78,12 +78,9 @@ def _run(
     number = np.array([given[0], 1.0 / max(1, images * inner), given[1]])
     places = [operand_place(a) for a in (*arrays, *results, number)]
     sizes = (images, inner, channels * inner * 4, inner * 4)
-    parts = min(channels, max(1, x.size // _THREADING_ELEMENTS))
-
-    def part(i: int) -> None:
-        call_native(function, places, sizes, channels * i // parts, channels * (i + 1) // parts)
-
-    run_native_parts(part, parts)
+    run_native_ranges(
+        partial(call_native, function, places, sizes), channels, x.size // _THREADING_ELEMENTS
+    )
 
 
 class _ChannelWriter:

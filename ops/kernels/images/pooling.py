@@ -6,6 +6,7 @@ A part is some planes. Planes are independent, so parts change no bits.
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ from graphflow.ops.kernels.images.pooling_scatter_text import window_scatter
 from graphflow.ops.kernels.images.pooling_text import window_reduction
 from graphflow.ops.kernels.jit.compiler import NativeFunction
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_ranges
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _UNROLLED_TAPS = 9
@@ -85,10 +86,7 @@ def _run(function: NativeFunction, a: Any, b: Any, out: Any, sizes: Ints, window
     )  # fmt: skip
     planes = a.shape[0] * a.shape[1]
     work = planes * count[0] * count[1] * kernel[0] * kernel[1]
-    parts = min(planes, max(1, work // _THREADING_TAPS))
     places = operand_place(a), operand_place(b), operand_place(out)
-
-    def part(i: int) -> None:
-        call_native(function, places, numbers, planes * i // parts, planes * (i + 1) // parts)
-
-    run_native_parts(part, parts)
+    run_native_ranges(
+        partial(call_native, function, places, numbers), planes, work // _THREADING_TAPS
+    )

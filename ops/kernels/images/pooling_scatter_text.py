@@ -97,7 +97,7 @@ def _write_collecting(
 
     def add(oy: str, ky: str, kx: str, ox: str, so_far: str) -> str:
         def one(inside: bool, so_far: str) -> str:
-            on = None if inside else w.in_range_mask(w.indices(ox, 1), w.columns)
+            on = None if inside else nest.in_range_mask(nest.indices(ox), w.columns)
             value, chosen = given.load(p, oy, ox, on)
             return f.add(so_far, given.value_at_tap(value, chosen, ky, kx))
 
@@ -124,9 +124,7 @@ def _write_collecting(
         for part in range(w.stride):
             value = found[0]
             if w.stride == 2:
-                first = part * width // 2
-                order = [first + i // 2 + (width if i % 2 else 0) for i in range(width)]
-                value = nest.shuffle(found[0], found[1], order)
+                value = nest.interleave(found[0], found[1], part)
             mask = nest.first_lanes(nest.sub(rest, part * width)) if masked else None
             nest.store(value, nest.gep(start, part * nest.nbytes), mask)
 

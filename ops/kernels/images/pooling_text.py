@@ -28,28 +28,13 @@ class WindowWriter:
         self.nest = LoopNestWriter(vector_width(), pointers, 12)
         self.stride = stride
         sizes = self.nest.sizes
-        self.height, self.width, self.rows, self.columns, self.tall, self.wide = sizes[:6]
-        self.kernel: Sequence[Value] = kernel or sizes[4:6]
+        self.height, self.width, self.rows, self.columns = sizes[:4]
+        self.tall: Value
+        self.wide: Value
+        self.tall, self.wide = kernel or sizes[4:6]
         (self.step_y, self.top, self.apart_y), (self.step_x, self.left, self.apart_x) = (
             sizes[6:9], sizes[9:],
         )  # fmt: skip
-
-    def indices(self, first: str, step: int) -> str:
-        """Write first, first + step, … as a vector of i32."""
-        nest = self.nest
-        lanes = ", ".join(f"i32 {i * step}" for i in range(nest.width))
-        return nest.write(f"add {nest.lanes.vector('i32')} {self.splat_i32(first)}, <{lanes}>")
-
-    def splat_i32(self, size: str) -> str:
-        """Write a size in all lanes, as i32."""
-        return self.nest.splat(self.nest.write(f"trunc i64 {size} to i32"), "i32")
-
-    def in_range_mask(self, indices: str, size: str, also: str | None = None) -> str:
-        """Write a mask of the lanes with 0 ≤ index < size."""
-        nest = self.nest
-        kind = nest.lanes.vector("i32")
-        inside = nest.write(f"icmp ult {kind} {indices}, {self.splat_i32(size)}")
-        return inside if also is None else self.and_masks(inside, also)
 
     def and_masks(self, a: str, b: str) -> str:
         return self.nest.write(f"and {self.nest.lanes.vector('i1')} {a}, {b}")
@@ -132,20 +117,20 @@ class WindowWriter:
         nest = self.nest
         start = self.element_address(plane, y, x)
         if self.stride == 1:
-            mask = self.in_range_mask(self.indices(x, 1), self.width, on)
+            mask = self.and_masks(nest.in_range_mask(nest.indices(x), self.width), on)
             return nest.load(start, mask), mask
         if self.stride != 2:
             kind = nest.lanes.vector("i32")
-            steps = nest.write(f"mul {kind} {self.indices('0', 1)}, {self.splat_i32(self.step_x)}")
-            places = nest.write(f"add {kind} {steps}, {self.splat_i32(x)}")
-            mask = self.in_range_mask(places, self.width, on)
+            steps = nest.write(f"mul {kind} {nest.indices(0)}, {nest.splat_i32(self.step_x)}")
+            places = nest.write(f"add {kind} {steps}, {nest.splat_i32(x)}")
+            mask = self.and_masks(nest.in_range_mask(places, self.width), on)
             return nest.gather(start, nest.mul(self.step_x, 4), mask), mask
-        mask = self.in_range_mask(self.indices(x, 2), self.width, on)
+        mask = self.and_masks(nest.in_range_mask(nest.indices(x, 2), self.width), on)
         halves = [
             nest.load(nest.gep(start, h * nest.nbytes), m)
             for h, m in enumerate(self.interleaved_masks(mask))
         ]
-        return nest.shuffle(halves[0], halves[1], range(0, 2 * nest.width, 2)), mask
+        return nest.even_elements(*halves), mask
 
     def interleaved_masks(self, mask: str) -> list[str]:
         """Write masks of two vectors whose even lanes, together, are the lanes of one mask."""
@@ -191,7 +176,7 @@ class WindowWriter:
 def tap_number(w: WindowWriter, ky: Value, kx: Value) -> str:
     nest = w.nest
     number = nest.add(nest.mul(ky, w.wide), kx)
-    return nest.splat(nest.write(f"trunc i64 {number} to i32"), "i32")
+    return nest.splat_i32(number)
 
 
 @cache
@@ -243,8 +228,6 @@ class _WindowReduction:
         carried = self.begun[0]
 
         def reduce(inside: bool, so_far: str) -> str:
-            tall, wide = w.kernel
-
             def row(ky: Value, so_far: str) -> list[str]:
                 at = w.tap_row(oy, ky)
 
@@ -253,11 +236,11 @@ class _WindowReduction:
                                           (ky, kx))]  # fmt: skip
 
                 def turn(_: str, so_far: str) -> list[str]:
-                    return [w.repeat(wide, add_tap, (carried, so_far))]
+                    return [w.repeat(w.wide, add_tap, (carried, so_far))]
 
                 return nest.loop(0, w.is_row(at), turn, [(carried, so_far)])
 
-            return w.repeat(tall, row, (carried, so_far))
+            return w.repeat(w.tall, row, (carried, so_far))
 
         is_inside = w.is_inside(w.tap_column(ox, 0), self.span, w.width)
         found = w.branch_on_inside(is_inside, reduce, self.begun)

@@ -6,7 +6,7 @@ filter if the axis shrinks. The transpose of a table is a table, too, which give
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +17,7 @@ from graphflow.ops.kernels.images.resample_text import resampled_columns, resamp
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts, run_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_ranges, run_parts
 from graphflow.ops.kernels.sparse.scatter_rows import take_into
 
 Array = np.ndarray[Any, Any]
@@ -237,13 +237,11 @@ def _resample_natively(out: Any, x: Any, lead: int, after: int, n: int, rows: We
         offsets = np.ascontiguousarray(index * (after * 4), np.int64)
         weights = np.ascontiguousarray(weight, np.float32)
         function, sizes = resampled_rows(), (outputs, entries, after, n * after * 4)
-    parts = min(lead, max(1, lead * outputs * after * entries // _THREADING_TERMS))
     places = [operand_place(array) for array in (x, offsets, weights, out)]
-
-    def part(i: int) -> None:
-        call_native(function, places, sizes, lead * i // parts, lead * (i + 1) // parts)
-
-    run_native_parts(part, parts)
+    terms = lead * outputs * after * entries
+    run_native_ranges(
+        partial(call_native, function, places, sizes), lead, terms // _THREADING_TERMS
+    )
 
 
 def _apply_weights(xp: Any, sums: Any, x: Any, places: Any, factors: Any) -> None:

@@ -253,6 +253,16 @@ def run_native_parts(part: Part, parts: int) -> None:
     pool.run_entries(np.array(words, np.int64), shares)
 
 
+def run_native_ranges(part: Callable[[int, int], None], count: int, parts: int) -> None:
+    """Run part(first, last), as `run_native_parts` does, over nearly equal ranges of 0 to `count`.
+
+    Args:
+        parts: ranges, as far as there are as many numbers; at least one.
+    """
+    parts = min(count, max(1, parts))
+    run_native_parts(lambda i: part(count * i // parts, count * (i + 1) // parts), parts)
+
+
 def _record_parts(recorder: CallRecorder, part: Part, parts: int, are_native: bool = True) -> None:
     """Collect the calls of parts: as a stage of a recorded kernel, or within a share."""
     recording = recorder.recording

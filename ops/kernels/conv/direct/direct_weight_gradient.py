@@ -28,7 +28,7 @@ from graphflow.ops.kernels.conv.direct.plane_copies import interleave_images
 from graphflow.ops.kernels.jit.compiler import vector_width
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts, run_native_ranges
 from graphflow.ops.windows.window_arguments import Windows
 
 _BLOCK = 5  # outputs of a block
@@ -42,12 +42,9 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, groups: int) -> 
     """Write out[o, c, k] = Σ g[n, o, p] · x[n, c, p·stride - before + k·dilation]."""
     x, g = as_2d_planes(x), as_2d_planes(g)
     windows = as_2d_windows(windows)
-    if groups == x.shape[1] > 1:
-        planned = masked_weight_gradient.plan(len(x), g.shape[1], windows)
-        if planned is not None:
-            x, g = as_contiguous(x), as_contiguous(g)
-            masked_weight_gradient.weight_gradient(out, x, g, windows, planned)
-            return
+    is_depthwise = groups == x.shape[1] > 1
+    if is_depthwise and masked_weight_gradient.write_depthwise_gradient(out, x, g, windows):
+        return
     if windows.out[1] < _SHORT_COLUMNS and windows.stride[1] == 1 and len(x) >= _JOINED_IMAGES:
         x, g, windows = _join_images(x, g, windows)
     _PaddedWeightGradient(out, as_contiguous(x), as_contiguous(g), windows, groups).run()
@@ -135,14 +132,12 @@ class _PaddedWeightGradient:
         """Run few cuts of channels in more parts, after all planes are there."""
         planes, (images, channels) = self._planes, self._x.shape[:2]
         room = PlaneBuffer(planes, images * channels)
-        several = min(images, LEAST_PARTS)
 
-        def fill(i: int) -> None:
-            some = range(images * i // several, images * (i + 1) // several)
-            target = room.place + some.start * channels * planes.nbytes
-            planes.fill(target, self._x, some, range(channels))
+        def fill(start: int, stop: int) -> None:
+            target = room.place + start * channels * planes.nbytes
+            planes.fill(target, self._x, range(start, stop), range(channels))
 
-        run_native_parts(fill, several)
+        run_native_ranges(fill, images, LEAST_PARTS)
         parts = [part for sums in self._sums for part in sums.divide(-(-LEAST_PARTS // len(cuts)))]
 
         def compute(i: int) -> None:

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, Value, call_native
 from graphflow.ops.kernels.conv.direct.masked_rows import (
-    columns_inside,
     load_spaced,
     row_or_zeros,
     spanned_vectors,
@@ -27,7 +26,7 @@ from graphflow.ops.kernels.jit.compiler import (
     vector_width,
 )
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_ranges
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _SUMS = 20
@@ -120,23 +119,21 @@ def plan(
 
 def _has_many_sums(steps: int, uses: int, stride: int) -> bool:
     """Return whether padded planes are faster, by how often an element of x is used."""
-    return steps > (_FEW_STEPS if stride == 1 else 3 * _FEW_STEPS) and (
-        stride == 1 or uses >= _MANY_SUMS
-    )
+    if stride == 1:
+        return steps > _FEW_STEPS
+    return steps > 3 * _FEW_STEPS and uses >= _MANY_SUMS
 
 
 def convolve(out: Any, x: Any, w: Any, planned: DirectPlan) -> None:
     """Write out[n, o, p] = Σ w[o, c, k] · x[n, c, p·stride - before + k·dilation]."""
     x, w = as_contiguous(x), as_contiguous(w)
     function = compiler().function(*_source(planned.form))
-    parts = min(planned.units, max(1, planned.steps // _PART_STEPS))
 
-    def part(i: int) -> None:
-        start, stop = (planned.units * n // parts for n in (i, i + 1))
+    def part(start: int, stop: int) -> None:
         pointers = [*map(operand_place, (x, w, out)), zero_row(x.shape[3])]
         call_native(function, pointers, planned.sizes, start, stop)
 
-    run_native_parts(part, parts)
+    run_native_ranges(part, planned.units, planned.steps // _PART_STEPS)
 
 
 @cache
@@ -189,8 +186,8 @@ class _DirectWriter:
             for kx in range(form.kernel[1]):
                 for half in range(form.halves):
                     moved = (v * form.stride[1] + half) * nest.width + kx * form.dilation[1]
-                    column = nest.add(first, moved)
-                    masks[v, kx, half] = columns_inside(nest, column, self.width)
+                    columns = nest.indices(nest.add(first, moved))
+                    masks[v, kx, half] = nest.in_range_mask(columns, self.width)
         writes = [
             nest.first_lanes(nest.sub(self.wide, nest.add(at, v * nest.width)))
             for v in range(form.vectors)

@@ -14,14 +14,13 @@ from typing import Any, NamedTuple
 
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, call_native
 from graphflow.ops.kernels.conv.direct.masked_rows import (
-    columns_inside,
     row_or_zeros,
     write_units,
     zero_row,
 )
-from graphflow.ops.kernels.jit.compiler import compiler, vector_width
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_ranges
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _MOST_TAPS = 81
@@ -73,10 +72,8 @@ def write_input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int
     images, inputs = out.shape[:2]
     outputs, seen, taps = g.shape[1], inputs // groups, math.prod(windows.kernel)
     plane, plane_g = math.prod(out.shape[2:]) * 4, math.prod(windows.out) * 4
-    units = images * inputs
     each = outputs // groups
     steps = images * outputs * seen * taps * math.prod(windows.out)
-    parts = min(units, max(1, steps // _PART_STEPS))
     down, right = (b // s for b, s in zip(windows.before, windows.stride, strict=True))
     sizes = (
         *out.shape[2:], *windows.out, down, right, inputs, seen, each,
@@ -84,17 +81,16 @@ def write_input_gradient(out: Any, g: Any, w: Any, windows: Windows, groups: int
         each * seen * taps * 4, taps * 4, seen * taps * 4,
     )  # fmt: skip
 
-    def part(i: int) -> None:
-        start, stop = (units * n // parts for n in (i, i + 1))
+    def part(start: int, stop: int) -> None:
         pointers = [*map(operand_place, (g, w, out)), zero_row(windows.out[1])]
-        call_native(compiler().function(*_source(form)), pointers, sizes, start, stop)
+        call_native(_kernel(form), pointers, sizes, start, stop)
 
-    run_native_parts(part, parts)
+    run_native_ranges(part, images * inputs, steps // _PART_STEPS)
     return True
 
 
 @cache
-def _source(form: InputForm) -> tuple[str, str]:
+def _kernel(form: InputForm) -> NativeFunction:
     """Write the kernel of a form.
 
     Pointers: g, w, out, memory for a row of zeros. Sizes: height and width of out, and of g; whole
@@ -102,7 +98,7 @@ def _source(form: InputForm) -> tuple[str, str]:
     between channels; of g between images, groups and channels; of w between groups, channels of
     out, and channels of g. The range is over images and channels of out.
     """
-    return _InputWriter(form).source()
+    return compiler().function(*_InputWriter(form).source())
 
 
 class _InputWriter:
@@ -143,7 +139,9 @@ class _InputWriter:
         """Write 32 columns of all rows, from twice `at` on."""
         nest, step = self.nest, self.form.row_stride
         first = nest.add(at, self.right)
-        masks = {d: columns_inside(nest, nest.add(first, d), self.wide) for d in self.columns}
+        masks = {
+            d: nest.in_range_mask(nest.indices(nest.add(first, d)), self.wide) for d in self.columns
+        }
         left = nest.sub(self.width, nest.mul(at, 2))
         moved = nest.mul(first, 4)
         here, blank = nest.gep(g, moved), nest.gep(self.zeros, moved)
@@ -158,9 +156,7 @@ class _InputWriter:
                 count = nest.write(f"select i1 {inside}, i64 {left}, i64 0")
                 row = nest.gep(goal, nest.mul(nest.mul(number, self.width), 4))
                 for half in range(self.form.halves):
-                    start = half * nest.width // 2
-                    order = [n // 2 + start + n % 2 * nest.width for n in range(nest.width)]
-                    value = nest.shuffle(sums[phase, 0], sums[phase, 1], order)
+                    value = nest.interleave(sums[phase, 0], sums[phase, 1], half)
                     mask = nest.first_lanes(nest.sub(count, half * nest.width))
                     nest.store(value, nest.gep(row, half * nest.nbytes), mask)
 

@@ -59,17 +59,6 @@ def spanned_vectors(windows: Windows) -> int:
     return -(-(min(windows.out[1], LANES) * windows.stride[1]) // LANES)
 
 
-def columns_inside(nest: LoopNestWriter, column: Value, end: Value) -> str:
-    """Write the mask of a vector's columns, from one on, that are not negative and before an
-    end."""
-    lanes = ", ".join(f"i32 {i}" for i in range(nest.width))
-    kind = f"<{nest.width} x i32>"
-    start = nest.splat(nest.write(f"trunc i64 {column} to i32"), "i32")
-    stop = nest.splat(nest.write(f"trunc i64 {end} to i32"), "i32")
-    columns = nest.write(f"add {kind} {start}, <{lanes}>")
-    return nest.write(f"icmp ult {kind} {columns}, {stop}")
-
-
 def load_spaced(nest: LoopNestWriter, row: str, start: int, step: int, masks: Sequence[str]) -> str:
     """Write a vector of every first or second element, from byte `start` of a row on.
 
@@ -83,4 +72,4 @@ def load_spaced(nest: LoopNestWriter, row: str, start: int, step: int, masks: Se
     if step == 1:
         return parts[0]
     last = parts[1] if len(parts) > 1 else nest.floats.const(0.0)
-    return nest.shuffle(parts[0], last, range(0, 2 * nest.width, 2))
+    return nest.even_elements(parts[0], last)

@@ -13,17 +13,17 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from graphflow.ops.kernels.codegen.memory_loops import LoopNestWriter, call_native
+from graphflow.ops.kernels.codegen.vector_writer import Floats
 from graphflow.ops.kernels.conv.direct.masked_rows import (
-    columns_inside,
     load_spaced,
     row_or_zeros,
     spanned_vectors,
     write_units,
     zero_row,
 )
-from graphflow.ops.kernels.jit.compiler import compiler, vector_width
-from graphflow.ops.kernels.jit.kernel_recording import operand_place
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts
+from graphflow.ops.kernels.jit.compiler import NativeFunction, compiler, vector_width
+from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
+from graphflow.ops.kernels.jit.thread_pool import run_native_ranges
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _SUMS = 28
@@ -48,42 +48,38 @@ class WeightForm(NamedTuple):
     halves: int
 
 
-class WeightPlan(NamedTuple):
-    """Kernels for some rows of taps each: (first row, form)."""
-
-    pieces: tuple[tuple[int, WeightForm], ...]
-    steps: int
-
-
 @lru_cache(maxsize=1024)
-def plan(images: int, outputs: int, windows: Windows) -> WeightPlan | None:
-    """Plan the gradient for groups of one input; None if the windows do not fit."""
+def _plan(windows: Windows) -> tuple[tuple[int, WeightForm], ...]:
+    """Return the first row and the form of the taps of each kernel; none if windows do not fit."""
     height, width = windows.kernel
-    stride = windows.stride[1]
-    if vector_width() != 16 or stride > 2 or width > _MOST_COLUMNS:
-        return None
-    most = max(1, _SUMS // width)
-    parts = -(-height // most)
-    edges = [height * i // parts for i in range(parts + 1)]
+    if vector_width() != 16 or windows.stride[1] > 2 or width > _MOST_COLUMNS:
+        return ()
+    parts = -(-height // max(1, _SUMS // width))
     halves = spanned_vectors(windows)
-    pieces = tuple(
+    return tuple(
         (first, WeightForm((last - first, width), windows.stride, windows.dilation, halves))
-        for first, last in pairwise(edges)
+        for first, last in pairwise([height * i // parts for i in range(parts + 1)])
     )
-    return WeightPlan(pieces, images * outputs * math.prod(windows.out) * height * width)
 
 
-def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, planned: WeightPlan) -> None:
-    """Write out[o, 0, k] = Σ g[n, o, p] · x[n, o // each, p·stride - before + k·dilation]."""
+def write_depthwise_gradient(out: Any, x: Any, g: Any, windows: Windows) -> bool:
+    """Write out[o, 0, k] = Σ g[n, o, p] · x[n, o // each, p·stride - before + k·dilation].
+
+    Returns:
+        False, without a write, if the windows do not fit.
+    """
+    pieces = _plan(windows)
+    if not pieces:
+        return False
+    x, g = as_contiguous(x), as_contiguous(g)
     outputs, taps = g.shape[1], math.prod(windows.kernel)
     space, (down, right) = x.shape[2:], windows.before
     plane, plane_out = math.prod(space) * 4, math.prod(windows.out) * 4
-    parts = min(outputs, max(1, planned.steps // _PART_STEPS))
+    steps = len(x) * outputs * math.prod(windows.out) * taps
 
-    def part(i: int) -> None:
-        start, stop = (outputs * n // parts for n in (i, i + 1))
+    def part(start: int, stop: int) -> None:
         zeros = zero_row(space[1])
-        for first, form in planned.pieces:
+        for first, form in pieces:
             sizes = (
                 len(x), *space, down - first * form.dilation[0], right, *windows.out,
                 outputs // x.shape[1], x.shape[1] * plane, plane, outputs * plane_out, plane_out,
@@ -91,13 +87,14 @@ def weight_gradient(out: Any, x: Any, g: Any, windows: Windows, planned: WeightP
             )  # fmt: skip
             goal = operand_place(out) + first * form.taps[1] * 4
             pointers = operand_place(x), operand_place(g), goal, zeros
-            call_native(compiler().function(*_source(form)), pointers, sizes, start, stop)
+            call_native(_kernel(form), pointers, sizes, start, stop)
 
-    run_native_parts(part, parts)
+    run_native_ranges(part, outputs, steps // _PART_STEPS)
+    return True
 
 
 @cache
-def _source(form: WeightForm) -> tuple[str, str]:
+def _kernel(form: WeightForm) -> NativeFunction:
     """Write out[o, ky, kx] = Σ g[n, o, y, x] · x[n, o // each, y·stride + …].
 
     Pointers: x, g, out, memory for a row of zeros. Sizes: images; height and width of x, padding
@@ -105,7 +102,7 @@ def _source(form: WeightForm) -> tuple[str, str]:
     channels, of g between images and channels, and of out between channels. The range is over
     outputs.
     """
-    return _WeightWriter(form).source()
+    return compiler().function(*_WeightWriter(form).source())
 
 
 class _WeightWriter:
@@ -135,17 +132,8 @@ class _WeightWriter:
         )
         goal = nest.gep(self.out, nest.mul(o, self.out_channel))
         for i, value in enumerate(sums):
-            total = self._total(value)
+            total = nest.lanes.reduce("float", value, Floats.add)
             nest.lines.append(f"  store float {total}, ptr {nest.gep(goal, 4 * i)}, align 4")
-
-    def _total(self, value: str) -> str:
-        """Write the sum of a vector's elements, by halves."""
-        nest, apart = self.nest, self.nest.width // 2
-        while apart:
-            order = [i ^ apart for i in range(nest.width)]
-            value = nest.floats.add(value, nest.shuffle(value, value, order))
-            apart //= 2
-        return nest.write(f"extractelement {nest.kind} {value}, i64 0")
 
     def _strip(self, at: str, x: str, g: str, *so_far: str) -> list[str]:
         """Write the sums over the columns of a strip, from column `at` of g on."""
@@ -162,7 +150,7 @@ class _WeightWriter:
             end = nest.write(f"select i1 {nest.write(f'icmp sgt i64 {end}, 0')}, i64 {end}, i64 0")
             masks.append(
                 [
-                    columns_inside(nest, nest.add(start, half * nest.width), end)
+                    nest.in_range_mask(nest.indices(nest.add(start, half * nest.width)), end)
                     for half in range(form.halves)
                 ]
             )

@@ -15,7 +15,7 @@ from graphflow.ops.kernels.codegen.memory_loops import call_native
 from graphflow.ops.kernels.conv.direct.direct_text import copy_rows
 from graphflow.ops.kernels.jit.kernel_recording import as_contiguous, operand_place
 from graphflow.ops.kernels.jit.scratch_memory import scratch
-from graphflow.ops.kernels.jit.thread_pool import run_native_parts
+from graphflow.ops.kernels.jit.thread_pool import run_native_parts, run_native_ranges
 from graphflow.ops.windows.window_arguments import Ints, Windows
 
 _PART_ELEMENTS = 1 << 13  # elements from which handing a part to another thread pays
@@ -51,16 +51,14 @@ def interleave_images(array: Any, slot: str) -> Any:
     images, channels, height, width = array.shape
     result = scratch(np, slot, (1, channels, height, width * images), array.dtype)
     size, target = channels * height * width, operand_place(result)
-    parts = min(size, max(1, array.size // _PART_ELEMENTS))
 
-    def part(i: int) -> None:
-        start, stop = size * i // parts, size * (i + 1) // parts
+    def part(start: int, stop: int) -> None:
         sizes = (1, stop - start, images, 4, 0, 0, images * 4, 0, 0, size * 4, 0)
         goal = target + start * images * 4
         places = operand_place(array) + start * 4, goal, goal
         call_native(copy_rows("gather"), places, sizes, 0, 1)
 
-    run_native_parts(part, parts)
+    run_native_ranges(part, size, array.size // _PART_ELEMENTS)
     return result
 
 

@@ -57,10 +57,8 @@ class Drawn:
         return three(*(a.astype("float64") for a in (self.x, self.w, self.g)), self.attrs)
 
     def weight_gradient(self) -> Any:
-        planned = masked_weight_gradient.plan(len(self.x), self.g.shape[1], self.windows)
-        assert planned is not None
         have = np.full_like(self.w, np.nan)
-        masked_weight_gradient.weight_gradient(have, self.x, self.g, self.windows, planned)
+        assert masked_weight_gradient.write_depthwise_gradient(have, self.x, self.g, self.windows)
         return have
 
     def input_gradient(self) -> Any:
